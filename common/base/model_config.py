@@ -2,9 +2,9 @@
 
 A model directory is a Hugging Face-style folder (config.json, optional generation_config.json, tokenizer.json,
 safetensors files). This module reads the JSON files only, so that router, gateway and CLI can know a model without
-torch. A `ModelConfig` that was returned is complete and consistent: every family's defaults are filled in, and everything this
-build cannot run right (another architecture, activation, RoPE kind, quantised weights, sliding window) was refused with
-one `ModelError`. It does not know tensors (see `common.base.model_tensors`) nor compute dtypes.
+torch. A `ModelConfig` that was returned is complete and consistent: every family's defaults are filled in, and
+everything this build cannot run right (another architecture, activation, RoPE kind, quantised weights, sliding window)
+was refused with one `ModelError`. It does not know tensors (see `common.base.model_tensors`) nor compute dtypes.
 """
 
 from __future__ import annotations

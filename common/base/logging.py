@@ -1,0 +1,44 @@
+"""Structured logs: JSON lines, or a readable form on a terminal; the service and its id are in every line.
+
+Info is rare, Warning may heal by itself, Error cost somebody a request. Prompts and outputs are never logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+
+from common.base.config import LogConfig
+
+Logger = structlog.stdlib.BoundLogger
+
+
+def configure_logging(config: LogConfig, **context: str) -> Logger:
+    """Set up the process's logs once, in `__main__`; returns a logger bound to `context` (service, worker id)."""
+    level = logging.getLevelNamesMapping()[config.level.upper()]
+    pretty = config.format == "console" or (config.format == "auto" and sys.stderr.isatty())
+    renderer: structlog.typing.Processor
+    renderer = structlog.dev.ConsoleRenderer() if pretty else structlog.processors.JSONRenderer()
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(**context)
+    logger: Logger = structlog.get_logger(**context)
+    return logger
+
+
+def get_logger() -> Logger:
+    """A logger for modules that are not handed one."""
+    logger: Logger = structlog.get_logger()
+    return logger

@@ -1,0 +1,62 @@
+"""Client channels: one per address, with keepalives that notice a dead or frozen peer within 3 s."""
+
+from __future__ import annotations
+
+import grpc
+
+from common.base.config import TimeoutsConfig
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+
+def keepalive_options(timeouts: TimeoutsConfig) -> list[tuple[str, int]]:
+    """gRPC options shared by clients and servers; `ping_timeout_ms` caps what otherwise is 60 s."""
+    keepalive_ms = int(timeouts.keepalive_s * 1000)
+    timeout_ms = int(timeouts.keepalive_timeout_s * 1000)
+    return [
+        ("grpc.keepalive_time_ms", keepalive_ms),
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        ("grpc.http2.ping_timeout_ms", timeout_ms),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.keepalive_permit_without_calls", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", keepalive_ms // 2),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", keepalive_ms // 2),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ]
+
+
+class ChannelPool:
+    """Channels by address, opened on first use. Lives on one asyncio loop."""
+
+    def __init__(self, timeouts: TimeoutsConfig) -> None:
+        reconnect_ms = int(timeouts.connect_s * 1000)
+        self._options = [
+            *keepalive_options(timeouts),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", reconnect_ms),
+            ("grpc.max_reconnect_backoff_ms", reconnect_ms),
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def get(self, address: str) -> grpc.aio.Channel:
+        """The channel to `host:port`; does not connect yet."""
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = grpc.aio.insecure_channel(address, options=self._options)
+            self._channels[address] = channel
+        return channel
+
+    async def forget(self, address: str) -> None:
+        """Close the channel to an address whose process is gone; unknown addresses are fine."""
+        channel = self._channels.pop(address, None)
+        if channel is not None:
+            await channel.close()
+
+    async def close(self) -> None:
+        """Close all channels."""
+        channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
+            await channel.close()

@@ -1,0 +1,68 @@
+"""Between protobuf messages and the dataclasses of the pure code. Protobuf types stop here and in `service.py` files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from common.base.errors import Unsupported
+from common.sched.params import SamplingParams
+from common.sched.plan import TokenLogprobs
+from pando.v1 import types_pb2
+
+HASH_BYTES = 32
+TokenBytes = Callable[[int], bytes]
+
+
+def sampling_from_pb(message: types_pb2.SamplingParams) -> SamplingParams:
+    """Parameters with the defaults filled in (temperature 1, top_p 1, repetition penalty 1).
+
+    Does not validate. Raises Unsupported when a grammar is asked for: no grammar engine is linked in.
+    """
+    if message.grammar.WhichOneof("kind") is not None:
+        raise Unsupported("structured output is not available yet", param="response_format")
+    return SamplingParams(
+        max_tokens=message.max_tokens,
+        min_tokens=message.min_tokens,
+        temperature=message.temperature if message.HasField("temperature") else 1.0,
+        top_k=message.top_k,
+        top_p=message.top_p if message.HasField("top_p") else 1.0,
+        min_p=message.min_p,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+        logit_bias=dict(message.logit_bias),
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        include_stop_str=message.include_stop_str,
+        skip_special_tokens=message.skip_special_tokens if message.HasField("skip_special_tokens") else True,
+    )
+
+
+def logprob_to_pb(logprobs: TokenLogprobs, token_bytes: TokenBytes) -> types_pb2.TokenLogprob:
+    """One token's logprobs with the exact bytes of every token named."""
+    return types_pb2.TokenLogprob(
+        token_id=logprobs.token_id,
+        logprob=logprobs.logprob,
+        rank=logprobs.rank,
+        token=token_bytes(logprobs.token_id),
+        top=[types_pb2.TopLogprob(token_id=t, logprob=lp, token=token_bytes(t)) for t, lp in logprobs.top],
+    )
+
+
+def logprob_from_pb(message: types_pb2.TokenLogprob) -> TokenLogprobs:
+    """The inverse of `logprob_to_pb`; bytes are dropped."""
+    top = tuple((entry.token_id, entry.logprob) for entry in message.top)
+    return TokenLogprobs(message.token_id, message.logprob, message.rank, top)
+
+
+def join_hashes(hashes: Sequence[bytes]) -> bytes:
+    """Prefix hashes as one byte string."""
+    return b"".join(hashes)
+
+
+def split_hashes(joined: bytes) -> list[bytes]:
+    """The inverse of `join_hashes`; a torn last hash is dropped."""
+    return [joined[i : i + HASH_BYTES] for i in range(0, len(joined) - HASH_BYTES + 1, HASH_BYTES)]

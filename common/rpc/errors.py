@@ -1,0 +1,102 @@
+"""The one table between our error tree and gRPC, used in both directions.
+
+A failed RPC carries its status code, a message for people, and an `ErrorDetail` in the trailing metadata
+`pando-error-bin`, from which the other side rebuilds the same class.
+"""
+
+from __future__ import annotations
+
+import grpc
+
+from common.base import errors
+from common.base.errors import Leg, PandoError
+from pando.v1 import types_pb2
+
+METADATA_KEY = "pando-error-bin"
+
+_LEG_TO_PB: dict[Leg, types_pb2.Leg] = {
+    Leg.NONE: types_pb2.LEG_UNSPECIFIED,
+    Leg.GATEWAY: types_pb2.LEG_GATEWAY,
+    Leg.ROUTER: types_pb2.LEG_ROUTER,
+    Leg.DECODE: types_pb2.LEG_DECODE,
+    Leg.PREFILL: types_pb2.LEG_PREFILL,
+    Leg.TRANSFER: types_pb2.LEG_TRANSFER,
+    Leg.STORE: types_pb2.LEG_STORE,
+}
+_LEG_FROM_PB = {value: key for key, value in _LEG_TO_PB.items()}
+
+_CLASSES: tuple[type[PandoError], ...] = (
+    errors.InvalidRequest,
+    errors.ModelNotFound,
+    errors.Unsupported,
+    errors.Overloaded,
+    errors.NotReady,
+    errors.Draining,
+    errors.PeerLost,
+    errors.Unavailable,
+    errors.LeaseLost,
+    errors.StaleIncarnation,
+    errors.HandoffAborted,
+    errors.StepAborted,
+    errors.LayoutMismatch,
+    errors.BlockCorrupt,
+    errors.DeadlineExceeded,
+    errors.Cancelled,
+    errors.Internal,
+)
+_BY_REASON = {cls.default_reason: cls for cls in _CLASSES}
+_BY_CODE: dict[str, type[PandoError]] = {}
+for _cls in _CLASSES:
+    _BY_CODE.setdefault(_cls.grpc_code, _cls)
+_BY_CODE["UNAVAILABLE"] = errors.PeerLost  # a bare UNAVAILABLE comes from the channel: nobody answered
+_BY_CODE["ABORTED"] = errors.StepAborted
+
+
+def status_of(error: PandoError) -> grpc.StatusCode:
+    """The gRPC code of an error."""
+    code: grpc.StatusCode = getattr(grpc.StatusCode, error.grpc_code)
+    return code
+
+
+def detail_of(error: PandoError) -> types_pb2.ErrorDetail:
+    """The error as it travels. The class travels as `grpc code + reason`."""
+    return types_pb2.ErrorDetail(
+        reason=error.reason,
+        leg=_LEG_TO_PB[error.leg],
+        request_id=error.request_id,
+        message=error.message,
+        param=error.param,
+        retry_after_s=error.retry_after_s,
+    )
+
+
+def trailing_metadata(error: PandoError) -> tuple[tuple[str, bytes], ...]:
+    """Trailing metadata for a failed RPC."""
+    return ((METADATA_KEY, detail_of(error).SerializeToString()),)
+
+
+def from_detail(code: str, detail: types_pb2.ErrorDetail) -> PandoError:
+    """Rebuild an error from its gRPC code name and detail."""
+    cls = _BY_REASON.get(detail.reason)
+    if cls is None or cls.grpc_code != code:
+        cls = _BY_CODE.get(code, errors.Internal)
+    return cls(
+        detail.message,
+        reason=detail.reason,
+        leg=_LEG_FROM_PB.get(detail.leg, Leg.NONE),
+        request_id=detail.request_id,
+        param=detail.param,
+        retry_after_s=detail.retry_after_s,
+    )
+
+
+def from_rpc_error(error: grpc.aio.AioRpcError, leg: Leg) -> PandoError:
+    """What a failed call means here. `leg` is the blame when the other side named none."""
+    code = error.code().name
+    for key, value in error.trailing_metadata() or ():
+        if key == METADATA_KEY and isinstance(value, bytes):
+            rebuilt = from_detail(code, types_pb2.ErrorDetail.FromString(value))
+            rebuilt.leg = rebuilt.leg or leg
+            return rebuilt
+    cls = _BY_CODE.get(code, errors.Internal)
+    return cls(error.details() or code, leg=leg)

@@ -1,0 +1,130 @@
+"""The registry: who is in the cluster, kept in any Redis-protocol server. The only file that imports redis.
+
+Each worker writes one key with a time to live, from an OS thread of its own, so that a busy event loop does not look
+like death. Readers list all keys; an entry that is gone only makes its worker *suspect*: ejection also needs a failed
+ping, so that a lost registry ejects nobody.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+import orjson
+import redis
+import redis.asyncio
+
+from common.base.errors import Unavailable
+from common.base.logging import get_logger
+
+
+@dataclass(slots=True, frozen=True)
+class WorkerRecord:
+    """A worker's entry.
+
+    Attributes:
+        worker_id: its name.
+        incarnation: this life of it.
+        address: gRPC host:port.
+        roles: "prefill", "decode".
+        pid: process id on its host.
+        metrics_address: host:port of its Prometheus exporter.
+        engine_step_age_s: seconds since the engine's current step began; 0 when idle.
+        draining: takes nothing new.
+    """
+
+    worker_id: str
+    incarnation: int
+    address: str
+    roles: list[str] = field(default_factory=list)
+    pid: int = 0
+    metrics_address: str = ""
+    engine_step_age_s: float = 0.0
+    draining: bool = False
+
+
+def _prefix(cluster: str) -> str:
+    return f"pando:{cluster}:worker:"
+
+
+class Heartbeat:
+    """Writes a worker's record every `interval_s` from its own thread until closed; then removes it.
+
+    Args:
+        url: of the registry.
+        cluster: name of the cluster.
+        record: called on the thread for the current record; must not block.
+        interval_s, ttl_s: heartbeat period and life of an entry.
+    """
+
+    def __init__(
+        self, url: str, cluster: str, record: Callable[[], WorkerRecord], *, interval_s: float, ttl_s: float
+    ) -> None:
+        self._client = redis.Redis.from_url(url, socket_timeout=ttl_s / 2, socket_connect_timeout=ttl_s / 2)
+        self._cluster = cluster
+        self._record = record
+        self._interval_s = interval_s
+        self._ttl_ms = int(ttl_s * 1000)
+        self._stopping = threading.Event()
+        self._reachable = True
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin; the first write happens at once, on the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread and remove the entry if the registry answers."""
+        self._stopping.set()
+        self._thread.join()
+        record = self._record()
+        try:
+            self._client.delete(_prefix(self._cluster) + record.worker_id)
+        except redis.RedisError as error:
+            get_logger().debug("registry did not take the sign-off", error=str(error))
+        self._client.close()
+
+    def _run(self) -> None:
+        while True:
+            self._beat()
+            if self._stopping.wait(self._interval_s):
+                return
+
+    def _beat(self) -> None:
+        record = self._record()
+        try:
+            self._client.set(_prefix(self._cluster) + record.worker_id, orjson.dumps(asdict(record)), px=self._ttl_ms)
+        except redis.RedisError as error:
+            if self._reachable:
+                get_logger().warning("registry unreachable; serving goes on", error=str(error))
+            self._reachable = False
+        else:
+            if not self._reachable:
+                get_logger().info("registry reachable again")
+            self._reachable = True
+
+
+class RegistryReader:
+    """Lists the entries of a cluster; used on one asyncio loop."""
+
+    def __init__(self, url: str, cluster: str, timeout_s: float) -> None:
+        self._client = redis.asyncio.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s)
+        self._pattern = _prefix(cluster) + "*"
+
+    async def list_workers(self) -> list[WorkerRecord]:
+        """All live entries, by worker id.
+
+        Raises:
+            Unavailable: the registry does not answer; the caller goes on with what it knows.
+        """
+        try:
+            keys = sorted([key async for key in self._client.scan_iter(self._pattern, count=1000)])
+            values = await self._client.mget(keys) if keys else []
+        except (redis.RedisError, OSError) as error:
+            raise Unavailable(f"registry: {error}", reason="registry_unreachable") from error
+        return [WorkerRecord(**orjson.loads(value)) for value in values if value is not None]
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._client.aclose()

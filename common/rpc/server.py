@@ -1,0 +1,125 @@
+"""gRPC servers as every Pando process runs them: health, reflection, keepalives, one error edge.
+
+Handlers raise `PandoError`; the interceptor turns it into a status with an `ErrorDetail`. Anything else is a bug: it is
+logged with its traceback once and leaves as INTERNAL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from common.base.config import TimeoutsConfig
+from common.base.errors import Internal, PandoError
+from common.base.logging import get_logger
+from common.rpc.channel import keepalive_options
+from common.rpc.errors import status_of, trailing_metadata
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Handler = grpc.RpcMethodHandler[Any, Any]
+
+
+class RpcServer:
+    """A grpc.aio server with the standard services on it.
+
+    `services` are the full names that health and reflection report. The overall health ("") follows `set_serving`.
+    """
+
+    def __init__(self, timeouts: TimeoutsConfig, services: Sequence[str]) -> None:
+        self.grpc = grpc.aio.server(
+            options=[*keepalive_options(timeouts), ("grpc.so_reuseport", 0)], interceptors=[_ErrorEdge()]
+        )
+        self._services = ("", *services)
+        self._health = HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        names = (*services, reflection.SERVICE_NAME, "grpc.health.v1.Health")
+        reflection.enable_server_reflection(names, self.grpc)
+
+    async def start(self, host: str, port: int) -> int:
+        """Bind and serve; returns the port (useful with 0). Raises OSError-like RuntimeError when it is taken."""
+        bound = self.grpc.add_insecure_port(f"{host}:{port}")
+        await self.set_serving(False)
+        await self.grpc.start()
+        return bound
+
+    async def set_serving(self, serving: bool) -> None:
+        """What health answers from now on."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for service in self._services:
+            await self._health.set(service, status)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no new calls, let running ones end within the grace time, then cut them."""
+        await self.set_serving(False)
+        await self.grpc.stop(grace_s)
+
+
+class _ErrorEdge(grpc.aio.ServerInterceptor):
+    """Turns exceptions of handlers into statuses."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler_call_details.method.startswith("/pando."):
+            return handler
+        return _wrap(handler)
+
+
+def _wrap(handler: Any) -> Handler:
+    codecs = {
+        "request_deserializer": handler.request_deserializer,
+        "response_serializer": handler.response_serializer,
+    }
+    if handler.unary_unary:
+        return grpc.unary_unary_rpc_method_handler(_unary(handler.unary_unary), **codecs)
+    if handler.unary_stream:
+        return grpc.unary_stream_rpc_method_handler(_stream(handler.unary_stream), **codecs)
+    assert handler.stream_stream, "client-streaming RPCs are not used"
+    return grpc.stream_stream_rpc_method_handler(_stream(handler.stream_stream), **codecs)
+
+
+def _unary(method: Callable[[Any, Context], Awaitable[Any]]) -> Callable[[Any, Context], Awaitable[Any]]:
+    async def call(request: Any, context: Context) -> Any:
+        try:
+            return await method(request, context)
+        except Exception as error:  # noqa: BLE001 - the edge: everything leaves as a status
+            await _abort(context, error)
+
+    return call
+
+
+def _stream(method: Callable[[Any, Context], AsyncIterator[Any]]) -> Callable[[Any, Context], AsyncIterator[Any]]:
+    async def call(request: Any, context: Context) -> AsyncIterator[Any]:
+        responses = method(request, context)
+        try:
+            async for response in responses:
+                yield response
+        except Exception as error:  # noqa: BLE001 - the edge: everything leaves as a status
+            await _abort(context, error)
+        finally:
+            await responses.aclose()  # type: ignore[attr-defined]
+
+    return call
+
+
+async def _abort(context: Context, error: Exception) -> None:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if not isinstance(error, PandoError):
+        get_logger().error("unhandled error in an RPC handler", exc_info=error)
+        error = Internal(f"internal error: {type(error).__name__}")
+    await context.abort(status_of(error), error.message, trailing_metadata(error))
+
+
+def remaining_s(context: Context, default_s: float) -> float:
+    """Seconds until the call's deadline; `default_s` when the caller set none."""
+    remaining = context.time_remaining()
+    return default_s if remaining is None else max(0.0, remaining)
