@@ -68,7 +68,10 @@ class Transport(Protocol):
     name: str
 
     def register(self, region: Region) -> int:
-        """Make a region readable for peers; returns its segment id. The region must outlive the driver."""
+        """Make a region readable for peers; returns its segment id. The region must outlive the driver.
+
+        Ids count from 1 in order of registration, so that they are equal across drivers.
+        """
 
     def endpoint(self) -> Endpoint:
         """The address that peers need to read from here (valid once started)."""
@@ -77,7 +80,9 @@ class Transport(Protocol):
         """Open listeners and threads. Raises PandoError(Unsupported) when the machine cannot run this driver."""
 
     async def read(self, peer: Endpoint, reads: Sequence[Read], deadline_s: float) -> None:
-        """Copy all extents, verify length, generation and checksum of each; all or an error.
+        """Copy all extents within `deadline_s` seconds from now, verify each; all or an error.
+
+        Verified are length, generation (before and after the copy) and checksum.
 
         Raises:
             PeerLost: the peer died, froze or hung up within the deadline (leg transfer).
@@ -85,6 +90,8 @@ class Transport(Protocol):
             LeaseLost: a generation differs: the owner reused the block.
             BlockCorrupt: a checksum differs.
             InvalidRequest: the descriptor or an extent makes no sense.
+            Overloaded: more reads wait than the driver allows, or none of its threads became free in time.
+            Unsupported: this driver cannot reach this peer; another may.
         After any return, raised or not, no further byte is written into any target.
         """
 
