@@ -1,0 +1,139 @@
+"""The blocks of one memory tier as requests and transfers see them: find, hold, allocate, give back.
+
+Pool and index together: the pool knows who holds a block, the index knows what a block means; this class keeps each
+told about the other. It is the only thing of this package that scheduler and worker touch.
+
+Invariants: ``free + cached + held == total`` after every call; a block that somebody holds is never evicted and never
+handed out; a call that cannot be served changes nothing. Knows nothing about requests, tokens, bytes or other tiers.
+Not thread-safe: one thread owns it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from common.kv.block_pool import BlockPool
+from common.kv.events import BlockEvent, EventLog
+from common.kv.radix_index import RadixIndex
+
+
+class BlockCache:
+    """`num_blocks` blocks, reusable by prefix hash."""
+
+    def __init__(self, num_blocks: int, max_events: int = 65536) -> None:
+        """Start with every block free.
+
+        Args:
+            num_blocks: blocks in the tier.
+            max_events: events kept for `take_events`; see `EventLog` for what happens beyond.
+        """
+        self._pool = BlockPool(num_blocks)
+        self._log = EventLog(self.snapshot, max_events)
+        self._index = RadixIndex(self._pool, self._log)
+        self.num_evictions = 0
+
+    @property
+    def num_blocks(self) -> int:
+        """All blocks, whatever their state."""
+        return self._pool.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody references and the index does not know."""
+        return self._pool.num_free
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that only the index knows. A few may be pinned: a held block lies below them."""
+        return self._pool.num_cached
+
+    @property
+    def num_held(self) -> int:
+        """Blocks that a request or a transfer references."""
+        return self._pool.num_held
+
+    @property
+    def num_available(self) -> int:
+        """Most blocks that `allocate` can give now: free ones and evictable ones."""
+        return self._pool.num_free + self._index.num_evictable
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the radix tree."""
+        return self._index.num_nodes
+
+    def match(self, hashes: Sequence[bytes]) -> int:
+        """Return how many leading blocks of the path are here; changes nothing, promises nothing."""
+        return self._index.match(hashes)
+
+    def acquire(self, hashes: Sequence[bytes]) -> list[int]:
+        """Hold and return the leading blocks of the path that are here, and mark them as used; release them later."""
+        blocks = self._index.use(hashes)
+        self.hold(blocks)
+        return blocks
+
+    def allocate(self, count: int) -> list[int] | None:
+        """Return `count` blocks to write, held by the caller; evicts as few cached blocks as needed.
+
+        None, and nothing changed, when there is no room now.
+        """
+        if count > self.num_available:
+            return None
+        shortage = count - self._pool.num_free
+        if shortage > 0:
+            evicted = self._index.evict(shortage)
+            assert evicted == shortage, f"evicted {evicted} of {shortage} blocks"
+            self.num_evictions += evicted
+        return self._pool.allocate(count)
+
+    def insert(self, hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
+        """Index full blocks that the caller holds, given from the first block of the path on.
+
+        A hash that another block stands for already keeps that block; the caller's copy stays private and becomes free
+        when it is released.
+        """
+        self._index.insert(hashes, block_ids)
+
+    def hold(self, block_ids: Sequence[int]) -> None:
+        """Add a reference to blocks that are held or cached; release them later."""
+        for block in block_ids:
+            if self._pool.hold(block):
+                self._index.pin(block)
+
+    def release(self, block_ids: Sequence[int]) -> None:
+        """Drop one reference to each block; what nobody holds any more is cached if indexed, else free."""
+        self._index.unpin([b for b in block_ids if self._pool.release(b) and self._index.has(b)])
+
+    def forget(self, block_hash: bytes) -> None:
+        """Take a block that cannot be trusted, and all that build on it, out of the index; holders keep theirs."""
+        self._index.forget(block_hash)
+
+    def flush(self) -> int:
+        """Free every cached block that no held block builds on; return how many."""
+        dropped = self._index.evict(self._index.num_evictable)
+        if dropped and not len(self._index):
+            self._log.cleared()
+        return dropped
+
+    def num_references(self, block_id: int) -> int:
+        """Number of references to a block."""
+        return self._pool.num_references(block_id)
+
+    def generation(self, block_id: int) -> int:
+        """How often the block became free; compare it to tell whether its bytes are still the ones that were lent."""
+        return self._pool.generation(block_id)
+
+    def take_events(self) -> list[BlockEvent]:
+        """Return what changed in the index since the last call, in order, and forget it."""
+        return self._log.take()
+
+    def snapshot(self) -> list[tuple[bytes, bytes]]:
+        """Return (hash, parent hash) of every indexed block, parents first; b"" is the parent of a first block."""
+        return self._index.snapshot()
+
+    def check(self) -> None:
+        """Assert the conservation law and the index's invariants: O(blocks), for tests and diagnosis."""
+        self._pool.check()
+        self._index.check()
+        in_index = sum(self._index.has(b) and not self._pool.is_held(b) for b in range(self.num_blocks))
+        assert in_index == self.num_cached, f"{in_index} unheld blocks in the index, {self.num_cached} cached"

@@ -1,0 +1,81 @@
+"""What changed in a worker's index, in order: the feed from which others learn which prefixes a worker holds.
+
+Invariant: replaying everything ever taken from a log, from an empty set on, gives the set of hashes in the index. A
+reader who is too slow costs bounded memory: past the limit the log forgets its history and tells the current state
+again (a CLEARED, then a STORED per entry), which replays to the same set. Knows nothing about subscribers or sequence
+numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class EventKind(StrEnum):
+    """What happened to the index."""
+
+    STORED = "stored"
+    REMOVED = "removed"
+    CLEARED = "cleared"
+
+
+@dataclass(slots=True, frozen=True)
+class BlockEvent:
+    """One change. `parent` is set for STORED: the hash of the block before, b"" for a first block."""
+
+    kind: EventKind
+    hash: bytes = b""
+    parent: bytes = b""
+
+
+Snapshot = Callable[[], Sequence[tuple[bytes, bytes]]]
+
+
+class EventLog:
+    """A bounded list of events that nobody has taken yet."""
+
+    def __init__(self, snapshot: Snapshot, limit: int) -> None:
+        """Start empty.
+
+        Args:
+            snapshot: gives all (hash, parent hash) in the index, parents first; asked only after an overflow.
+            limit: most events kept.
+        """
+        assert limit > 0, f"limit {limit}"
+        self._snapshot = snapshot
+        self._limit = limit
+        self._events: list[BlockEvent] = []
+        self._overflowed = False
+
+    def stored(self, block_hash: bytes, parent: bytes) -> None:
+        """Note that the block after `parent` is in the index now."""
+        self._append(BlockEvent(EventKind.STORED, block_hash, parent))
+
+    def removed(self, block_hash: bytes) -> None:
+        """Note that a block left the index."""
+        self._append(BlockEvent(EventKind.REMOVED, block_hash))
+
+    def cleared(self) -> None:
+        """Note that the index is empty now; events not yet taken no longer matter."""
+        self._events = [BlockEvent(EventKind.CLEARED)]
+        self._overflowed = False
+
+    def take(self) -> list[BlockEvent]:
+        """Return the events since the last call and forget them."""
+        events, self._events = self._events, []
+        if self._overflowed:
+            self._overflowed = False
+            stored = [BlockEvent(EventKind.STORED, h, parent) for h, parent in self._snapshot()]
+            events = [BlockEvent(EventKind.CLEARED), *stored]
+        return events
+
+    def _append(self, event: BlockEvent) -> None:
+        if self._overflowed:
+            return
+        if len(self._events) == self._limit:
+            self._events = []
+            self._overflowed = True
+            return
+        self._events.append(event)

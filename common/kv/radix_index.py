@@ -1,0 +1,333 @@
+"""Which prefix hashes have a block here, and which of those blocks go first when room is needed.
+
+A path-compressed tree: a node is a run of blocks that were always used together; it is split where one path ends inside
+it or leaves it::
+
+    root -- [h0 h1 h2] -+- [h3 h4 h5]          (a conversation)
+                        +- [h3' h4']           (another one with the same system prompt)
+
+The tree is there for eviction. Matching needs no walk: a prefix hash names its whole history and the index is closed
+under prefixes, so the length of a match is found by bisection over one dictionary.
+
+Invariants: an entry's parent is in the index; one block per entry and one entry per block; blocks leave from the tail
+of a leaf only, so no parent goes before its child; a held block and everything above it stays. `num_evictable` counts
+exactly the blocks that eviction can free now. Recency is a logical counter: the same calls evict the same blocks.
+Costs: match O(log n) in the length of the path, insert O(new blocks + split), eviction O(log nodes) per node touched.
+Who holds a block is the pool's knowledge; the owner of both tells the index when that changes (`pin`, `unpin`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from common.kv.block_pool import BlockPool
+from common.kv.events import EventLog
+from common.kv.eviction import LruQueue
+
+
+class _Node:
+    """A run of blocks with one path through it.
+
+    Attributes:
+        hashes, blocks: the entries, in path order; empty only in the root.
+        start: number of blocks before the first one on its path.
+        parent: None for the root and for a node that left the tree.
+        children: by first hash.
+        serial, used, queued: order of creation, time of last use, place in the eviction queue (see `eviction.Leaf`).
+        last_held: offset of the last held block, -1 when none is.
+        num_pinned_children: children with a held block in their subtree.
+        pinned, evictable: what the two fields above amount to, as last counted by `_settle`.
+    """
+
+    __slots__ = (
+        "blocks",
+        "children",
+        "evictable",
+        "hashes",
+        "last_held",
+        "num_pinned_children",
+        "parent",
+        "pinned",
+        "queued",
+        "serial",
+        "start",
+        "used",
+    )
+
+    def __init__(self, parent: _Node | None, start: int, serial: int, used: int) -> None:
+        self.hashes: list[bytes] = []
+        self.blocks: list[int] = []
+        self.start = start
+        self.parent = parent
+        self.children: dict[bytes, _Node] = {}
+        self.serial = serial
+        self.used = used
+        self.last_held = -1
+        self.num_pinned_children = 0
+        self.pinned = False
+        self.evictable = 0
+        self.queued = -1
+
+    def count_evictable(self) -> int:
+        """Blocks after the last held one, none if a child must stay."""
+        return 0 if self.num_pinned_children else len(self.blocks) - 1 - self.last_held
+
+
+class RadixIndex:
+    """Prefix hash -> block id, with LRU eviction of what nobody holds."""
+
+    def __init__(self, pool: BlockPool, log: EventLog) -> None:
+        """Start empty.
+
+        Args:
+            pool: tells which blocks are held; the index sets and clears its cached flags.
+            log: receives every entry that comes or goes.
+        """
+        self._pool = pool
+        self._log = log
+        self._root = _Node(None, 0, 0, 0)
+        self._block_of: dict[bytes, int] = {}
+        self._node_of: dict[int, _Node] = {}
+        self._depth_of: dict[int, int] = {}
+        self._leaves: LruQueue[_Node] = LruQueue()
+        self._clock = 0
+        self._num_created = 0
+        self.num_nodes = 0
+        self.num_evictable = 0
+
+    def __len__(self) -> int:
+        """Number of entries."""
+        return len(self._block_of)
+
+    def has(self, block: int) -> bool:
+        """Tell whether the block is in the index."""
+        return block in self._node_of
+
+    def match(self, hashes: Sequence[bytes]) -> int:
+        """Return how many leading hashes of one path are in the index; changes nothing."""
+        low, high = 0, len(hashes)
+        while low < high:
+            middle = (low + high) // 2
+            if hashes[middle] in self._block_of:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def use(self, hashes: Sequence[bytes]) -> list[int]:
+        """Return the blocks of the matching head of `hashes` and make that path the most recently used."""
+        blocks = [self._block_of[h] for h in hashes[: self.match(hashes)]]
+        if blocks:
+            self._clock += 1
+            tip = node = self._node_ending_at(blocks[-1])
+            while node is not self._root:
+                node.used = self._clock
+                assert node.parent is not None, f"node {node.serial} hangs in the air"
+                node = node.parent
+            self._queue(tip)
+        return blocks
+
+    def insert(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """Add the entries of one path, given from its first block on; the blocks of new entries must be held.
+
+        Entries that exist keep their block: two requests that computed one prefix at the same time leave one entry.
+        """
+        assert len(hashes) == len(blocks), f"{len(hashes)} hashes for {len(blocks)} blocks"
+        known = self.match(hashes)
+        if known == len(hashes):
+            return
+        tip = self._node_ending_at(self._block_of[hashes[known - 1]]) if known else self._root
+        node = tip
+        if tip is self._root or tip.children:
+            self._clock += 1
+            node = self._create(tip, known, self._clock)
+            tip.children[hashes[known]] = node
+        parent = hashes[known - 1] if known else b""
+        for depth in range(known, len(hashes)):
+            block, block_hash = blocks[depth], hashes[depth]
+            self._pool.cache(block)
+            self._block_of[block_hash] = block
+            self._node_of[block] = node
+            self._depth_of[block] = depth
+            node.hashes.append(block_hash)
+            node.blocks.append(block)
+            self._log.stored(block_hash, parent)
+            parent = block_hash
+        node.last_held = len(node.blocks) - 1
+        self._settle(node)
+
+    def pin(self, block: int) -> None:
+        """Note that an indexed block became held."""
+        node = self._node_of[block]
+        offset = self._depth_of[block] - node.start
+        if offset > node.last_held:
+            node.last_held = offset
+            self._settle(node)
+
+    def unpin(self, blocks: Sequence[int]) -> None:
+        """Note that indexed blocks lost their last reference, all in one use; that use counts as the latest."""
+        if blocks:
+            self._clock += 1
+        for block in blocks:
+            node = self._node_of[block]
+            node.used = self._clock
+            if self._depth_of[block] - node.start == node.last_held:
+                node.last_held = self._last_held(node, node.last_held - 1)
+                self._settle(node)
+            else:
+                self._queue(node)
+
+    def evict(self, count: int) -> int:
+        """Drop up to `count` unheld blocks, least recently used leaf first, from its tail; return how many."""
+        dropped = 0
+        while dropped < count and (node := self._leaves.pop()) is not None:
+            if node.children or not node.evictable:
+                continue
+            num_tail = min(count - dropped, node.evictable)
+            self._drop_tail(node, num_tail)
+            dropped += num_tail
+        return dropped
+
+    def forget(self, block_hash: bytes) -> None:
+        """Drop an entry and all that follow it, held or not; held blocks stay with their holders, now unindexed."""
+        block = self._block_of.get(block_hash)
+        if block is None:
+            return
+        node = self._node_of[block]
+        offset = self._depth_of[block] - node.start
+        if offset:
+            self._split(node, offset)
+        for below in reversed(list(self._walk(node))):
+            below.last_held = -1
+            self._settle(below)
+            self._drop_tail(below, len(below.blocks))
+
+    def snapshot(self) -> list[tuple[bytes, bytes]]:
+        """Return (hash, parent hash) of every entry, parents first; b"" is the parent of a first block."""
+        entries: list[tuple[bytes, bytes]] = []
+        for node in self._walk(self._root):
+            parent = node.parent.hashes[-1] if node.parent is not None and node.parent.hashes else b""
+            for block_hash in node.hashes:
+                entries.append((block_hash, parent))
+                parent = block_hash
+        return entries
+
+    def check(self) -> None:
+        """Assert the invariants by walking the whole tree."""
+        evictable = num_nodes = 0
+        for node in self._walk(self._root):
+            self._check_node(node)
+            evictable += node.evictable
+            num_nodes += node is not self._root
+        assert evictable == self.num_evictable, f"{evictable} blocks evictable, noted {self.num_evictable}"
+        assert num_nodes == self.num_nodes, f"{num_nodes} nodes, noted {self.num_nodes}"
+        counts = (len(self._block_of), len(self._node_of), len(self._depth_of), len(self.snapshot()))
+        assert len(set(counts)) == 1, f"entries by hash, node, depth, tree: {counts}"
+
+    def _check_node(self, node: _Node) -> None:
+        for offset, (block_hash, block) in enumerate(zip(node.hashes, node.blocks, strict=True)):
+            filed = self._block_of.get(block_hash), self._node_of.get(block)
+            assert filed == (block, node), f"block {block} of node {node.serial} is misfiled: {filed}"
+            assert self._depth_of[block] == node.start + offset, f"block {block} is not at depth {node.start + offset}"
+        for child in node.children.values():
+            assert child.parent is node and child.start == node.start + len(node.blocks), (
+                f"node {child.serial} misplaced"
+            )
+        pinned_children = sum(child.pinned for child in node.children.values())
+        assert pinned_children == node.num_pinned_children, f"{pinned_children} != {node.num_pinned_children} pinned"
+        if node.parent is None:
+            return
+        assert node.blocks, f"node {node.serial} is empty"
+        assert node.last_held == self._last_held(node, len(node.blocks) - 1), f"node {node.serial}: last_held is stale"
+        assert node.pinned == (pinned_children > 0 or node.last_held >= 0), f"node {node.serial}: pinned is stale"
+        assert node.evictable == node.count_evictable(), f"node {node.serial}: evictable is stale"
+        if node.evictable and not node.children:
+            assert node.queued == node.used, f"leaf {node.serial} is not in the heap under {node.used}"
+
+    def _create(self, parent: _Node, start: int, used: int) -> _Node:
+        self._num_created += 1
+        self.num_nodes += 1
+        return _Node(parent, start, self._num_created, used)
+
+    def _walk(self, top: _Node) -> Iterator[_Node]:
+        """Yield `top` and all nodes below it, parents first, in order of insertion."""
+        stack = [top]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(reversed(node.children.values()))
+
+    def _last_held(self, node: _Node, offset: int) -> int:
+        """Return the offset of the last held block at or before `offset`, -1 when there is none."""
+        while offset >= 0 and not self._pool.is_held(node.blocks[offset]):
+            offset -= 1
+        return offset
+
+    def _node_ending_at(self, block: int) -> _Node:
+        """Return the node whose last block is `block`, splitting the one that has it inside."""
+        node = self._node_of[block]
+        length = self._depth_of[block] - node.start + 1
+        return node if length == len(node.blocks) else self._split(node, length)
+
+    def _split(self, lower: _Node, at: int) -> _Node:
+        """Move the first `at` blocks of a node into a new parent of it, and return that parent."""
+        assert lower.parent is not None and 0 < at < len(lower.blocks), f"split {len(lower.blocks)} blocks at {at}"
+        upper = self._create(lower.parent, lower.start, lower.used)
+        upper.hashes, lower.hashes = lower.hashes[:at], lower.hashes[at:]
+        upper.blocks, lower.blocks = lower.blocks[:at], lower.blocks[at:]
+        for block in upper.blocks:
+            self._node_of[block] = upper
+        lower.parent.children[upper.hashes[0]] = upper
+        upper.children[lower.hashes[0]] = lower
+        lower.parent = upper
+        lower.start += at
+        self._split_pins(upper, lower, at)
+        return upper
+
+    def _split_pins(self, upper: _Node, lower: _Node, at: int) -> None:
+        """Share the pins and evictable blocks of the node that was split: nothing changes for nodes around the two."""
+        upper.pinned = lower.pinned
+        upper.last_held = self._last_held(upper, min(lower.last_held, at - 1))
+        lower.last_held = max(lower.last_held - at, -1)
+        lower.pinned = lower.num_pinned_children > 0 or lower.last_held >= 0
+        upper.num_pinned_children = int(lower.pinned)
+        total = lower.evictable
+        upper.evictable, lower.evictable = upper.count_evictable(), lower.count_evictable()
+        assert upper.evictable + lower.evictable == total, f"split {total} into {upper.evictable}, {lower.evictable}"
+
+    def _settle(self, node: _Node) -> None:
+        """Bring `pinned` and `evictable` of a node up to date, and of those above it that this changes."""
+        while node.parent is not None:
+            evictable = node.count_evictable()
+            self.num_evictable += evictable - node.evictable
+            node.evictable = evictable
+            self._queue(node)
+            pinned = node.num_pinned_children > 0 or node.last_held >= 0
+            if pinned == node.pinned:
+                return
+            node.pinned = pinned
+            node.parent.num_pinned_children += 1 if pinned else -1
+            node = node.parent
+
+    def _queue(self, node: _Node) -> None:
+        """Put a leaf that has something to evict into the eviction queue."""
+        if node.evictable and not node.children:
+            self._leaves.put(node)
+
+    def _drop_tail(self, node: _Node, count: int) -> None:
+        """Remove the last `count` blocks of a leaf from the index, and the leaf itself when it is empty then."""
+        parent = node.parent
+        assert parent is not None and not node.children, f"node {node.serial} is no leaf"
+        for _ in range(count):
+            block, block_hash = node.blocks.pop(), node.hashes.pop()
+            del self._block_of[block_hash], self._node_of[block], self._depth_of[block]
+            self._pool.uncache(block)
+            self._log.removed(block_hash)
+            if not node.blocks:
+                del parent.children[block_hash]
+        self._settle(node)
+        if not node.blocks:
+            self.num_nodes -= 1
+            node.parent = None
+            self._leaves.remove(node)
+            self._settle(parent)
