@@ -112,3 +112,9 @@ def test_resume_continues_at_the_same_offset(tokenizer: Tokenizer) -> None:
         resumed.feed(ids[:cut])
         assert resumed.text_offset == len("".join(sent[:cut]))
         assert [resumed.feed([index]) for index in ids[cut:]] == sent[cut:]
+
+
+def test_ignored_stop_may_overlap_the_one_that_counts(tokenizer: Tokenizer) -> None:
+    detokenizer = IncrementalDetokenizer(tokenizer, stop=["aba"], min_tokens=5)
+    assert "".join(pieces(detokenizer, byte_ids(tokenizer, b"ababac"))) == "ab"
+    assert detokenizer.stop_match == "aba"
