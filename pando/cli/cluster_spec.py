@@ -1,0 +1,164 @@
+"""What a local cluster consists of: from the options of `pando up` to the processes to start. Pure.
+
+Layers say who depends on whom::
+
+    3 gateway -> 2 router -> 1 workers -> 0 registry
+
+Layer 0 must be ready before the others start; all others start at the same time, since each waits by itself for what it
+needs. Stopping goes from the highest layer down. It does not know ports in use, files or processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+REGISTRY_LAYER, WORKER_LAYER, ROUTER_LAYER, GATEWAY_LAYER = range(4)
+COMPUTE_ENVIRONMENT = {
+    # Several processes share the cores: a thread that spins while it waits takes another worker's step.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "KMP_BLOCKTIME": "0",
+    "GOMP_SPINCOUNT": "0",
+    "PYTHONFAULTHANDLER": "1",
+}
+
+
+@dataclass(slots=True, frozen=True)
+class Probe:
+    """How a service shows that it is ready.
+
+    Attributes:
+        kind: "log": it logs the event `ready`; "resp": it answers a Redis PING; "http": a GET gives status 200.
+        target: host:port for "resp", a URL for "http", unused for "log".
+    """
+
+    kind: Literal["log", "resp", "http"]
+    target: str = ""
+
+
+@dataclass(slots=True, frozen=True)
+class ServiceSpec:
+    """One process of the cluster."""
+
+    name: str
+    argv: tuple[str, ...]
+    layer: int
+    probe: Probe
+    grace_s: float = 12.0
+    """Seconds between SIGTERM and SIGKILL."""
+
+
+@dataclass(slots=True, frozen=True)
+class ClusterSpec:
+    """All processes of a cluster and where it will be reached. Serialises to JSON and back."""
+
+    services: tuple[ServiceSpec, ...]
+    url: str
+    router: str
+    registry: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    start_timeout_s: float = 120.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> ClusterSpec:
+        """The inverse of `to_json`."""
+        services = tuple(
+            ServiceSpec(**{**one, "argv": tuple(one["argv"]), "probe": Probe(**one["probe"])})
+            for one in values["services"]
+        )
+        return ClusterSpec(**{**values, "services": services})
+
+
+@dataclass(slots=True, frozen=True)
+class ClusterOptions:
+    """What the user asked for, with all ports decided.
+
+    Attributes:
+        registry_command: starts the embedded registry; empty when an external one is used.
+        registry_address: host:port of the embedded registry.
+        worker_flags, router_flags, gateway_flags: further flags of these services.
+        settings: (section, key, value) for all services.
+    """
+
+    python: str
+    model_path: str
+    registry: str
+    profile: Literal["pd", "unified"] = "pd"
+    prefill_workers: int = 1
+    decode_workers: int = 1
+    host: str = "127.0.0.1"
+    port: int = 30000
+    router_port: int = 50051
+    registry_command: tuple[str, ...] = ()
+    registry_address: str = ""
+    worker_flags: tuple[str, ...] = ()
+    router_flags: tuple[str, ...] = ()
+    gateway_flags: tuple[str, ...] = ()
+    settings: tuple[tuple[str, str, str], ...] = ()
+    start_timeout_s: float = 120.0
+
+
+def build_spec(options: ClusterOptions) -> ClusterSpec:
+    """The processes that serve `options`, in start order."""
+    reach = "127.0.0.1" if options.host in ("0.0.0.0", "::") else options.host
+    router = f"127.0.0.1:{options.router_port}"
+    url = f"http://{reach}:{options.port}"
+    services = [*_registry(options), *_workers(options), _router(options), _gateway(options, router, url)]
+    return ClusterSpec(
+        services=tuple(services),
+        url=url,
+        router=router,
+        registry=options.registry,
+        environment={**COMPUTE_ENVIRONMENT, **settings_environment(options.settings)},
+        start_timeout_s=options.start_timeout_s,
+    )
+
+
+def settings_environment(settings: Sequence[tuple[str, str, str]]) -> dict[str, str]:
+    """(section, key, value) as the environment variables that every service reads."""
+    return {f"PANDO_{section.upper()}__{key.replace('-', '_').upper()}": value for section, key, value in settings}
+
+
+def _registry(options: ClusterOptions) -> list[ServiceSpec]:
+    if not options.registry_command:
+        return []
+    probe = Probe("resp", options.registry_address)
+    return [ServiceSpec("registry", options.registry_command, REGISTRY_LAYER, probe, grace_s=5.0)]
+
+
+def _workers(options: ClusterOptions) -> list[ServiceSpec]:
+    if options.profile == "unified":
+        names = [("decode", f"worker-{index}") for index in range(options.decode_workers)]
+        roles: tuple[str, ...] = ("--roles", "prefill,decode")
+    else:
+        names = [("prefill", f"prefill-{index}") for index in range(options.prefill_workers)]
+        names += [("decode", f"decode-{index}") for index in range(options.decode_workers)]
+        roles = ()
+    shared = ("--model-path", options.model_path, "--workers-on-host", str(len(names)), *roles)
+    shared += ("--registry.url", options.registry, *options.worker_flags)
+    return [
+        ServiceSpec(
+            name,
+            (options.python, "-m", f"services.{service}", "--worker-id", name, *shared),
+            WORKER_LAYER,
+            Probe("log"),
+        )
+        for service, name in names
+    ]
+
+
+def _router(options: ClusterOptions) -> ServiceSpec:
+    flags = ("--host", "127.0.0.1", "--port", str(options.router_port), "--model-path", options.model_path)
+    argv = (options.python, "-m", "services.router", *flags, "--registry.url", options.registry, *options.router_flags)
+    return ServiceSpec("router", argv, ROUTER_LAYER, Probe("log"))
+
+
+def _gateway(options: ClusterOptions, router: str, url: str) -> ServiceSpec:
+    flags = ("--host", options.host, "--port", str(options.port), "--router-address", router, *options.gateway_flags)
+    argv = (options.python, "-m", "services.gateway", *flags)
+    return ServiceSpec("gateway", argv, GATEWAY_LAYER, Probe("http", f"{url}/ready"))
