@@ -8,7 +8,7 @@ at load. Instances are immutable and may be used from several threads at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import tokenizers
@@ -29,7 +29,7 @@ class Tokenizer:
         self._inner = inner
         added = inner.get_added_tokens_decoder()
         self._special_ids = frozenset(index for index, token in added.items() if token.special)
-        self._bytes = _token_table(inner, {index: token.content for index, token in added.items()})
+        self._bytes = _token_table(inner, added.keys())
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -87,13 +87,17 @@ class Tokenizer:
         return self._bytes[index] if 0 <= index < len(self._bytes) else b""
 
 
-def _token_table(inner: tokenizers.Tokenizer, added: dict[int, str]) -> list[bytes]:
-    alphabet = _byte_level_alphabet()
+def _token_table(inner: tokenizers.Tokenizer, added: Collection[int]) -> list[bytes]:
+    """Return the bytes of each id; a token with a character outside the byte-level alphabet means its own UTF-8."""
+    outside = dict.fromkeys(range(0x100), "\uffff")
+    to_latin_1 = outside | {ord(char): chr(byte) for char, byte in _byte_level_alphabet().items()}
     vocab = inner.get_vocab(with_added_tokens=True)
     table = [b""] * (max(vocab.values(), default=-1) + 1)
     for token, index in vocab.items():
-        known = index not in added and all(char in alphabet for char in token)
-        table[index] = bytes(alphabet[char] for char in token) if known else token.encode()
+        try:
+            table[index] = token.encode() if index in added else token.translate(to_latin_1).encode("latin-1")
+        except UnicodeEncodeError:
+            table[index] = token.encode()
     return table
 
 

@@ -96,3 +96,10 @@ def test_missing_damaged_and_foreign_files(tmp_path: Path) -> None:
     inner.save(str(file))
     with pytest.raises(ModelError, match="not byte-level"):
         Tokenizer.load(tmp_path)
+
+
+def test_a_token_outside_the_alphabet_means_itself() -> None:
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE({"Ġa": 0, "a b": 1, "日": 2, "é": 3}, []))
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer = Tokenizer(inner)
+    assert [tokenizer.token_bytes(index) for index in range(4)] == [b" a", b"a b", "日".encode(), b"\xe9"]
