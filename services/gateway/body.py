@@ -1,0 +1,104 @@
+"""From bytes to a typed request: size limit, JSON, shape. Everything that fails here is the client's error."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.requests import Request
+
+from common.base.errors import InvalidRequest
+from common.base.logging import get_logger
+from services.gateway.errors import BodyTooLarge
+
+_MAX_NAMES = 256
+_MAX_NAME_CHARS = 64
+
+
+class Body(BaseModel):
+    """Base of request models: no coercion between types, unknown fields kept aside."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=(), allow_inf_nan=False)
+
+
+B = TypeVar("B", bound=Body)
+
+
+class UnknownFields:
+    """Logs each unknown field of each route once, up to a bound."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[str, str]] = set()
+
+    def note(self, route: str, names: list[str]) -> None:
+        """These fields came and had no effect."""
+        for name in names:
+            key = (route, name[:_MAX_NAME_CHARS])
+            if key not in self._seen and len(self._seen) < _MAX_NAMES:
+                self._seen.add(key)
+                get_logger().info("unknown request field has no effect", route=route, field=key[1])
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body.
+
+    Raises:
+        BodyTooLarge: more than `limit` bytes, by its Content-Length or as they came.
+        ClientDisconnect: the client left while sending.
+    """
+    too_large = BodyTooLarge(f"the request body is larger than {limit} bytes")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise too_large
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > limit:
+            raise too_large
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def parse(model: type[B], raw: bytes) -> B:
+    """A typed request.
+
+    Raises:
+        InvalidRequest: not JSON, not an object, or a field of the wrong type (named in `param`).
+    """
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"the request body is not valid JSON: {error}", reason="invalid_json") from error
+    if not isinstance(value, dict):
+        raise InvalidRequest("the request body must be a JSON object", reason="invalid_json")
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise shape_error(error) from error
+
+
+def shape_error(error: ValidationError) -> InvalidRequest:
+    """The most specific complaint about a body, with the field as the client wrote it."""
+    detail = max(error.errors(include_url=False, include_context=False), key=lambda item: len(item["loc"]))
+    param = param_of(detail["loc"])
+    if detail["type"] == "missing":
+        return InvalidRequest(f"{param}: this field is required", param=param, reason="missing_field")
+    return InvalidRequest(f"{param}: {detail['msg']}", param=param)
+
+
+def param_of(loc: tuple[int | str, ...]) -> str:
+    """A field's path: `stop`, `messages[0].role`. What pydantic adds for branches of unions is left out."""
+    name = str(loc[0]) if loc else ""
+    if len(loc) > 2 and isinstance(loc[1], int):
+        name += f"[{loc[1]}].{loc[2]}"
+    return name
+
+
+def dump_json(value: Any, param: str) -> str:
+    """JSON text of a part of the body that is forwarded as it is. Raises InvalidRequest when it nests too deeply."""
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError as error:
+        raise InvalidRequest(f"{param}: nested too deeply", param=param) from error

@@ -1,0 +1,140 @@
+"""The HTTP routes that generate or look into the model: parse, build, hand over. One short handler each."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from common.base.clock import Clock
+from common.base.errors import InvalidRequest
+from pando.v1.inference_pb2 import GetModelResponse, TokenizeRequest
+from services.gateway import chat, completions, native
+from services.gateway.body import Body, UnknownFields, parse, read_body
+from services.gateway.client import RouterClient
+from services.gateway.config import GatewayConfig
+from services.gateway.context import context_of
+from services.gateway.errors import JsonResponse
+from services.gateway.exchange import Exchange, Running
+from services.gateway.generation import Generation, Head, check_choices
+from services.gateway.logprobs import token_string
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.openai_types import ChatRequest, CompletionRequest, DetokenizeBody, SamplingFields, TokenizeBody
+from services.gateway.prompts import chat_prompt, split
+
+B = TypeVar("B", bound=Body)
+
+
+@dataclass(slots=True)
+class Doors:
+    """Handlers, with what they share."""
+
+    config: GatewayConfig
+    client: RouterClient
+    running: Running
+    metrics: GatewayMetrics
+    clock: Clock
+    unknown: UnknownFields
+
+    async def chat(self, request: Request) -> Response:
+        """Answer a conversation."""
+        body = await self._read(request, ChatRequest)
+        body.check()
+        check_choices(1, body.num_choices, self.config.max_choices)
+        return self._exchange(chat.to_generation(body, await self._head(request, body)))
+
+    async def completions(self, request: Request) -> Response:
+        """Continue one or more prompts."""
+        body = await self._read(request, CompletionRequest)
+        body.check()
+        prompts = split(body.prompt, "prompt", self.config.max_prompts)
+        check_choices(len(prompts), body.num_choices, self.config.max_choices)
+        echoes = await completions.fetch_echoes(self.client, body, prompts)
+        return self._exchange(completions.to_generation(body, prompts, echoes, await self._head(request, body)))
+
+    async def generate(self, request: Request) -> Response:
+        """Continue one or more prompts, in the native format."""
+        body = await self._read(request, native.GenerateBody)
+        body.check()
+        prompts = body.prompts(self.config.max_prompts)
+        check_choices(len(prompts), body.num_choices, self.config.max_choices)
+        context = context_of(request.scope)
+        return self._exchange(
+            native.to_generation(body, prompts, context.request_id, clock=self.clock, started_s=context.started_s)
+        )
+
+    async def list_models(self, request: Request) -> Response:
+        """The one model that is served."""
+        model = await self.client.get_model()
+        return JsonResponse({"object": "list", "data": [_model_card(model)]})
+
+    async def get_model(self, request: Request) -> Response:
+        """One model by name."""
+        return JsonResponse(_model_card(await self.client.get_model(request.path_params["model"])))
+
+    async def tokenize(self, request: Request) -> Response:
+        """Token ids of a prompt, or of messages through the chat template."""
+        body = await self._read(request, TokenizeBody)
+        answer = await self.client.tokenize(_tokenize_request(body))
+        document = {
+            "count": len(answer.token_ids),
+            "max_model_len": answer.max_model_len,
+            "tokens": list(answer.token_ids),
+        }
+        if body.return_token_strs:
+            document["token_strs"] = [token_string(token) for token in answer.tokens]
+        return JsonResponse(document)
+
+    async def detokenize(self, request: Request) -> Response:
+        """Text of token ids."""
+        body = await self._read(request, DetokenizeBody)
+        skip = bool(body.skip_special_tokens)
+        text = await self.client.detokenize(body.model or "", body.tokens, skip_special_tokens=skip)
+        return JsonResponse({"prompt": text})
+
+    async def _read(self, request: Request, model: type[B]) -> B:
+        body = parse(model, await read_body(request, self.config.max_body_bytes))
+        if body.model_extra:
+            self.unknown.note(request.url.path, list(body.model_extra))
+        return body
+
+    async def _head(self, request: Request, body: SamplingFields) -> Head:
+        model = body.model or (await self.client.get_model()).name
+        return Head(context_of(request.scope).request_id, model, int(time.time()))
+
+    def _exchange(self, generation: Generation) -> Exchange:
+        return Exchange(
+            generation,
+            client=self.client,
+            running=self.running,
+            metrics=self.metrics,
+            clock=self.clock,
+            max_parallel=self.config.max_parallel_prompts,
+        )
+
+
+def _tokenize_request(body: TokenizeBody) -> TokenizeRequest:
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("prompt: exactly one of prompt and messages is required", param="prompt")
+    if body.messages is None:
+        special = body.add_special_tokens is not False
+        return TokenizeRequest(model=body.model or "", text=body.prompt, add_special_tokens=special)
+    rendered = chat_prompt(
+        body.messages,
+        continue_final_message=bool(body.continue_final_message),
+        template_kwargs=body.chat_template_kwargs,
+    )
+    return TokenizeRequest(model=body.model or "", chat=rendered)
+
+
+def _model_card(model: GetModelResponse) -> dict[str, object]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created_unix_s,
+        "owned_by": "pando",
+        "max_model_len": model.max_model_len,
+    }

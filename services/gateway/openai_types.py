@@ -1,0 +1,217 @@
+"""Shapes of the OpenAI request bodies. Types and wire bounds only: what a value may mean is the router's to judge.
+
+Fields that are declared but never read are accepted for compatibility and have no effect (README lists them).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from common.base.errors import InvalidRequest, Unsupported
+from services.gateway.body import Body
+
+U32_MAX = 2**32 - 1
+U32 = Annotated[int, Field(ge=0, le=U32_MAX)]
+I32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
+Seed = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
+TopK = Annotated[int, Field(ge=-1, le=U32_MAX)]
+
+_GRAMMAR_FIELDS = (
+    "regex",
+    "ebnf",
+    "json_schema",
+    "structural_tag",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
+"""Extensions of other servers that constrain the output: refused, because ignoring them would be a wrong answer."""
+
+
+class StreamOptions(Body):
+    """What a stream says beside the text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingFields(Body):
+    """What chat and completions have in common."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=U32_MAX)] | None = None
+    max_tokens: U32 | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    seed: Seed | None = None
+    prompt_cache_key: str | None = None
+
+    top_k: TopK | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[U32] | None = None
+    min_tokens: U32 | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    cache_salt: str | None = None
+    priority: I32 | None = None
+    session_id: str | None = None
+    return_token_ids: bool | None = None
+    timeout_s: Annotated[float, Field(gt=0)] | None = None
+
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+
+    @property
+    def num_choices(self) -> int:
+        """Choices per prompt."""
+        return self.n or 1
+
+    @property
+    def include_usage(self) -> bool:
+        """The stream ends with a usage chunk."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Every chunk carries usage."""
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def check(self) -> None:
+        """Refuse what fits no shape alone.
+
+        Raises:
+            InvalidRequest, Unsupported: with `param`.
+        """
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options: only allowed when stream is true", param="stream_options")
+        refuse_grammar(self.model_extra or {})
+
+
+class ChatMessage(Body):
+    """One message; content is a string or a list of parts."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class ChatRequest(SamplingFields):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: U32 | None = None
+    logprobs: bool | None = None
+    top_logprobs: U32 | None = None
+    response_format: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    functions: list[dict[str, Any]] | None = None
+    modalities: list[str] | None = None
+    audio: Any = None
+
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    function_call: Any = None
+    parallel_tool_calls: Any = None
+    prediction: Any = None
+    reasoning_effort: Any = None
+    verbosity: Any = None
+
+    def check(self) -> None:
+        """As `SamplingFields.check`, and what this build lacks."""
+        super().check()
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs: needs logprobs to be true", param="top_logprobs")
+        if self.add_generation_prompt is False and not self.continue_final_message:
+            raise Unsupported("add_generation_prompt: false is not supported", param="add_generation_prompt")
+        self._check_format()
+        self._check_tools()
+        self._check_media()
+
+    def _check_format(self) -> None:
+        if self.response_format is None:
+            return
+        kind = self.response_format.get("type")
+        if kind in ("json_object", "json_schema"):
+            raise Unsupported(f"response_format: type {kind} is not supported yet", param="response_format")
+        if kind != "text":
+            raise InvalidRequest(
+                "response_format: type must be text, json_object or json_schema", param="response_format"
+            )
+
+    def _check_tools(self) -> None:
+        if self.tools and self.tool_choice != "none":
+            raise Unsupported("tools: only supported with tool_choice none yet", param="tools")
+        if not self.tools and self.tool_choice not in (None, "none", "auto"):
+            raise InvalidRequest("tool_choice: only allowed when tools are given", param="tool_choice")
+        if self.functions:
+            raise Unsupported("functions: not supported, and deprecated; use tools", param="functions")
+
+    def _check_media(self) -> None:
+        if self.audio is not None or "audio" in (self.modalities or []):
+            param = "audio" if self.audio is not None else "modalities"
+            raise InvalidRequest(f"{param}: audio output is not supported; this model writes text", param=param)
+
+
+class CompletionRequest(SamplingFields):
+    """Body of POST /v1/completions; the prompt's four shapes are told apart in `prompts`."""
+
+    prompt: Any
+    echo: bool | None = None
+    logprobs: U32 | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+
+    def check(self) -> None:
+        """As `SamplingFields.check`, and what this build lacks."""
+        super().check()
+        if self.suffix:
+            raise InvalidRequest("suffix: this model cannot fill in the middle", param="suffix")
+        if self.best_of is not None and self.best_of != self.num_choices:
+            raise InvalidRequest("best_of: only best_of equal to n is supported", param="best_of")
+
+
+class TokenizeBody(Body):
+    """Body of POST /tokenize: a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """Body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[U32]
+    skip_special_tokens: bool | None = None
+
+
+def refuse_grammar(extra: dict[str, Any]) -> None:
+    """Refuse constraints on the output that would otherwise be ignored. Raises Unsupported."""
+    for name in _GRAMMAR_FIELDS:
+        if extra.get(name) is not None:
+            raise Unsupported(f"{name}: structured output is not supported yet", param=name)
