@@ -46,7 +46,6 @@ class TimeoutsConfig(Section):
     keepalive_timeout_s: float = Field(1.5, gt=0, description="seconds a gRPC keepalive ping may stay unanswered")
     connect_s: float = Field(1.0, gt=0, description="seconds to reach a worker for a new call")
     transfer_s: float = Field(3.0, gt=0, description="seconds for one read of KV blocks from a peer")
-    handoff_idle_s: float = Field(3.0, gt=0, description="seconds without news on a handoff before asking its worker")
     request_s: float = Field(600.0, gt=0, description="deadline of a request that brings none, in seconds")
     drain_s: float = Field(10.0, gt=0, description="seconds that running requests get to finish after SIGTERM")
     engine_stall_s: float = Field(20.0, gt=0, description="age of one engine step at which a worker stops being ready")

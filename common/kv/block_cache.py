@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.kv.block_pool import BlockPool
+from common.kv.block_pool import BlockPool, Generations
 from common.kv.events import BlockEvent, EventLog
 from common.kv.radix_index import RadixIndex
 
@@ -20,14 +20,15 @@ from common.kv.radix_index import RadixIndex
 class BlockCache:
     """`num_blocks` blocks, reusable by prefix hash."""
 
-    def __init__(self, num_blocks: int, max_events: int = 65536) -> None:
+    def __init__(self, num_blocks: int, max_events: int = 65536, generations: Generations | None = None) -> None:
         """Start with every block free.
 
         Args:
             num_blocks: blocks in the tier.
             max_events: events kept for `take_events`; see `EventLog` for what happens beyond.
+            generations: see `BlockPool`.
         """
-        self._pool = BlockPool(num_blocks)
+        self._pool = BlockPool(num_blocks, generations)
         self._log = EventLog(self.snapshot, max_events)
         self._index = RadixIndex(self._pool, self._log)
         self.num_evictions = 0
@@ -61,6 +62,11 @@ class BlockCache:
     def num_nodes(self) -> int:
         """Nodes of the radix tree."""
         return self._index.num_nodes
+
+    @property
+    def num_shared_blocks(self) -> int:
+        """Indexed blocks that several paths begin with: O(nodes)."""
+        return self._index.count_shared()
 
     def match(self, hashes: Sequence[bytes]) -> int:
         """Return how many leading blocks of the path are here; changes nothing, promises nothing."""

@@ -16,19 +16,37 @@ bytes.
 
 from __future__ import annotations
 
+from typing import Protocol
+
+
+class Generations(Protocol):
+    """A mutable row of numbers: a list, or memory that other processes see."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, block: int, /) -> int: ...
+
+    def __setitem__(self, block: int, generation: int, /) -> None: ...
+
 
 class BlockPool:
     """Reference counts, cached flags and generations of `num_blocks` blocks with ids 0 .. num_blocks - 1."""
 
-    def __init__(self, num_blocks: int) -> None:
-        """Start with every block free."""
+    def __init__(self, num_blocks: int, generations: Generations | None = None) -> None:
+        """Start with every block free.
+
+        Args:
+            num_blocks: how many blocks.
+            generations: where the generations are kept, one per block, for those who share them with other processes.
+        """
         assert num_blocks > 0, f"num_blocks {num_blocks}"
         self.num_blocks = num_blocks
         self.num_cached = 0
         self.num_held = 0
         self._references = [0] * num_blocks
         self._in_index = [False] * num_blocks
-        self._generations = [0] * num_blocks
+        self._generations: Generations = [0] * num_blocks if generations is None else generations
+        assert len(self._generations) == num_blocks, f"{len(self._generations)} generations"
         self._free = list(range(num_blocks - 1, -1, -1))
 
     @property

@@ -212,6 +212,10 @@ class RadixIndex:
                 parent = block_hash
         return entries
 
+    def count_shared(self) -> int:
+        """Number of entries above a branch, so common to several paths: O(nodes)."""
+        return sum(len(node.blocks) for node in self._walk(self._root) if len(node.children) > 1)
+
     def check(self) -> None:
         """Assert the invariants by walking the whole tree."""
         evictable = num_nodes = 0

@@ -1,4 +1,4 @@
-"""Between protobuf messages and the dataclasses of the pure code. Protobuf types stop here and in `service.py` files."""
+"""Between protobuf messages and the dataclasses of the pure code: where protobuf types stop."""
 
 from __future__ import annotations
 

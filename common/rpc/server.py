@@ -7,7 +7,7 @@ logged with its traceback once and leaves as INTERNAL.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -21,7 +21,7 @@ from common.rpc.channel import keepalive_options
 from common.rpc.errors import status_of, trailing_metadata
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Handler = grpc.RpcMethodHandler[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # subscriptable in the stubs only
 
 
 class RpcServer:
@@ -40,12 +40,21 @@ class RpcServer:
         names = (*services, reflection.SERVICE_NAME, "grpc.health.v1.Health")
         reflection.enable_server_reflection(names, self.grpc)
 
-    async def start(self, host: str, port: int) -> int:
-        """Bind and serve; returns the port (useful with 0). Raises OSError-like RuntimeError when it is taken."""
-        bound = self.grpc.add_insecure_port(f"{host}:{port}")
+    def bind(self, host: str, port: int) -> int:
+        """Take a port without serving yet; returns it (useful with 0).
+
+        Raises:
+            OSError: the port is taken or the address is not ours.
+        """
+        try:
+            return self.grpc.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {host}:{port}: is the port taken?") from error
+
+    async def start(self) -> None:
+        """Serve; all services have been added and a port is bound. Health says NOT_SERVING until told otherwise."""
         await self.set_serving(False)
         await self.grpc.start()
-        return bound
 
     async def set_serving(self, serving: bool) -> None:
         """What health answers from now on."""

@@ -126,6 +126,11 @@ class Region:
         """How often the extent has been reused."""
         return self._generations[index]
 
+    @property
+    def generations(self) -> memoryview:
+        """Writable view of all generations, one u64 per extent, for an owner that counts reuses itself."""
+        return self._generations
+
     def bump_generation(self, index: int) -> int:
         """Say that the extent is about to hold other bytes; returns the new generation.
 

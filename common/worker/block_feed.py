@@ -1,0 +1,72 @@
+"""The index's changes as a numbered stream for routers.
+
+Every change gets the next `seq` of this life of the worker. A subscriber first gets a snapshot that carries the seq it
+is true at, then the events after it. One that falls too far behind is cut off and subscribes anew: the log itself
+keeps nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+from common.kv.events import BlockEvent, EventKind
+
+SNAPSHOT_EVENTS_PER_BATCH = 2048
+MAX_PENDING_BATCHES = 1024
+
+
+@dataclass(slots=True, frozen=True)
+class EventBatch:
+    """Events in index order; `seq` is that of the last one. `snapshot` and `snapshot_end` as in WatchResponse."""
+
+    seq: int
+    events: Sequence[BlockEvent]
+    snapshot: bool = False
+    snapshot_end: bool = False
+
+
+class BlockFeed:
+    """Numbers and distributes block events. Lives on the worker's loop.
+
+    Args:
+        snapshot: returns (hash, parent hash) of all indexed blocks, parents first.
+    """
+
+    def __init__(self, snapshot: Callable[[], Sequence[tuple[bytes, bytes]]]) -> None:
+        self._snapshot = snapshot
+        self._seq = 0
+        self._subscribers: set[asyncio.Queue[EventBatch]] = set()
+
+    def publish(self, events: Sequence[BlockEvent]) -> None:
+        """Number events and hand them to all subscribers; those whose queue is full are dropped."""
+        if not events:
+            return
+        self._seq += len(events)
+        batch = EventBatch(self._seq, events)
+        for queue in list(self._subscribers):
+            try:
+                queue.put_nowait(batch)
+            except asyncio.QueueFull:
+                self._subscribers.discard(queue)
+
+    async def watch(self) -> AsyncIterator[EventBatch]:
+        """A snapshot, then every event after it; ends when this subscriber fell too far behind."""
+        queue: asyncio.Queue[EventBatch] = asyncio.Queue(MAX_PENDING_BATCHES)
+        entries, seq = self._snapshot(), self._seq
+        self._subscribers.add(queue)
+        try:
+            for batch in _snapshot_batches(entries, seq):
+                yield batch
+            while queue in self._subscribers or not queue.empty():
+                yield await queue.get()
+        finally:
+            self._subscribers.discard(queue)
+
+
+def _snapshot_batches(entries: Sequence[tuple[bytes, bytes]], seq: int) -> list[EventBatch]:
+    events = [BlockEvent(EventKind.STORED, block, parent) for block, parent in entries]
+    starts = range(0, max(1, len(events)), SNAPSHOT_EVENTS_PER_BATCH)
+    parts = [events[start : start + SNAPSHOT_EVENTS_PER_BATCH] for start in starts]
+    return [EventBatch(seq, part, snapshot=True, snapshot_end=part is parts[-1]) for part in parts]

@@ -1,0 +1,43 @@
+"""How many KV blocks a worker may have: its fair share of what the host has available at start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from common.base.errors import InvalidRequest
+from common.worker.config import WorkerConfig
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_bytes() -> int:
+    """Memory that this process could take now: the host's, or its cgroup's where that is less."""
+    available: int = psutil.virtual_memory().available
+    try:
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
+    except (OSError, ValueError):  # no cgroup v2, or "max"
+        return available
+    return min(available, max(0, limit - used))
+
+
+def pool_blocks(config: WorkerConfig, block_bytes: int, available: int) -> int:
+    """Number of blocks of the pool.
+
+    Raises:
+        InvalidRequest: not even one request of one block fits.
+    """
+    share = int(available * config.mem_fraction_static / config.workers_on_host)
+    blocks = share // block_bytes
+    if config.max_total_tokens:
+        blocks = min(blocks, -(-config.max_total_tokens // config.block_size))
+    least = 2 + config.growth_reserve_blocks
+    if blocks < least:
+        raise InvalidRequest(
+            f"the KV pool would have {blocks} blocks of {block_bytes} bytes, it needs {least}: "
+            f"raise --mem-fraction-static or --max-total-tokens (available: {available >> 20} MiB)",
+            param="mem_fraction_static",
+        )
+    return blocks

@@ -1,0 +1,118 @@
+"""What a worker exports to Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from common.base.metrics import LATENCY_BUCKETS_S
+from common.sched.plan import StepPlan, StepResult
+from common.sched.request import Request
+
+STEP_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class WorkerMetrics:
+    """Counters and histograms of one worker; gauges read the state through functions given to `watch`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self.requests = Counter(
+            "pando_worker_requests_total",
+            "Requests that ended on this worker, by outcome (stop, length, abort, error, overloaded).",
+            ["outcome"],
+            registry=registry,
+        )
+        self.step_seconds = Histogram(
+            "pando_worker_engine_step_seconds",
+            "Wall time of an engine step, by phase (prefill: prompt tokens in it, decode: none).",
+            ["phase"],
+            buckets=STEP_BUCKETS_S,
+            registry=registry,
+        )
+        self.step_tokens = Counter(
+            "pando_worker_engine_tokens_total",
+            "Token rows computed by the engine, by phase of the step.",
+            ["phase"],
+            registry=registry,
+        )
+        self.generated = Counter(
+            "pando_worker_generated_tokens_total", "Output tokens drawn on this worker.", registry=registry
+        )
+        self.prompt_tokens = Counter(
+            "pando_worker_prompt_tokens_total", "Prompt tokens of requests that began here.", registry=registry
+        )
+        self.cached_tokens = Counter(
+            "pando_worker_cached_tokens_total",
+            "Prompt tokens that nobody computed for their request, by tier that held their KV.",
+            ["tier"],
+            registry=registry,
+        )
+        self.preemptions = Counter(
+            "pando_worker_preemptions_total", "Requests whose blocks were taken to let others run.", registry=registry
+        )
+        self.evictions = Counter(
+            "pando_worker_evicted_blocks_total", "Cached blocks that gave way to others.", registry=registry
+        )
+        self._num_preemptions = self._num_evictions = 0
+        self.num_prompt = self.num_cached = 0
+        self.time_to_first_token = Histogram(
+            "pando_worker_time_to_first_token_seconds",
+            "From arrival on this worker to its first token.",
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self.inter_token = Histogram(
+            "pando_worker_inter_token_seconds",
+            "Time between two tokens of one request.",
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self.handoffs = Counter(
+            "pando_worker_handoffs_total",
+            "Handoffs by side (decode, prefill) and outcome (ok, no_transfer, failed, aborted).",
+            ["side", "outcome"],
+            registry=registry,
+        )
+        self.fetched_blocks = Counter(
+            "pando_worker_fetched_blocks_total",
+            "Blocks read from peers, by kind (handoff, prefix).",
+            ["kind"],
+            registry=registry,
+        )
+        self.integrity_failures = Counter(
+            "pando_worker_integrity_failures_total",
+            "Blocks that were refused because their bytes were not what was promised.",
+            registry=registry,
+        )
+
+    def finished(self, outcome: str) -> None:
+        """Count the end of a request."""
+        self.requests.labels(outcome).inc()
+
+    def step(self, plan: StepPlan, result: StepResult) -> None:
+        """Count one engine step."""
+        phase = "prefill" if plan.num_tokens > len(plan.sequences) else "decode"
+        self.step_seconds.labels(phase).observe(result.elapsed_s)
+        self.step_tokens.labels(phase).inc(plan.num_tokens)
+        self.generated.inc(len(result.sampled))
+
+    def first_token(self, request: Request, now_s: float) -> None:
+        """Count a request whose prompt was computed here, once its first token is known."""
+        self.time_to_first_token.observe(now_s - request.arrival_s)
+        self.prompt_tokens.inc(len(request.prompt_ids))
+        self.num_prompt += len(request.prompt_ids)
+        for tier, num_tokens in request.num_cached_tokens.items():
+            self.cached_tokens.labels(tier).inc(num_tokens)
+            self.num_cached += num_tokens
+
+    def totals(self, num_preemptions: int, num_evictions: int) -> None:
+        """Bring the counters of events that scheduler and cache count themselves up to date."""
+        self.preemptions.inc(num_preemptions - self._num_preemptions)
+        self.evictions.inc(num_evictions - self._num_evictions)
+        self._num_preemptions, self._num_evictions = num_preemptions, num_evictions
+
+    def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """Export a value that is read when scraped."""
+        Gauge(name, text, registry=self._registry).set_function(value)

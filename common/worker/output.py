@@ -1,0 +1,135 @@
+"""The output of one request as it goes up to the caller: tokens, the text that became final with them, the end.
+
+Fed synchronously after each step, read by one coroutine. Whatever was not read yet is merged into the next piece, so a
+slow reader costs memory for its own tokens only, never a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from common.base.errors import PandoError
+from common.sched.plan import TokenLogprobs
+from common.sched.request import FinishReason, Request, RequestUpdate
+from common.tokenizer.detokenizer import IncrementalDetokenizer
+
+
+@dataclass(slots=True)
+class Piece:
+    """What became known since the last piece.
+
+    Attributes:
+        token_index: output position of the first of `token_ids`.
+        text_offset: offset of `text` in the output text, in characters.
+        prompt_logprobs: all of the prompt's, once, with the first token.
+        finish_reason: set in the last piece; `stop_reason` is the stop string that matched.
+    """
+
+    token_index: int
+    text_offset: int
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: str = ""
+
+
+class OutputStream:
+    """A sink that turns a request's tokens into pieces.
+
+    Args:
+        request: may have output already (a resumed request): its tokens are not told again.
+        detokenizer: fresh.
+        sent_chars: characters of text that were sent before.
+        on_stop: called when a stop string matched, to end the request.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        detokenizer: IncrementalDetokenizer,
+        sent_chars: int,
+        on_stop: Callable[[str], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.request = request
+        self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
+        self._detokenizer = detokenizer
+        self._on_stop = on_stop
+        self._clock = clock
+        self._pending = Piece(len(request.output_ids), sent_chars)
+        self._error: PandoError | None = None
+        self._news = asyncio.Event()
+        self._prime(sent_chars)
+
+    def on_update(self, update: RequestUpdate) -> None:
+        """Take in a step's outcome."""
+        self._pending.prompt_logprobs.extend(update.prompt_logprobs)
+        if update.token_id is not None:
+            self.push(update.token_id, update.logprobs, update.digest)
+        if update.finish_reason is not None and self._pending.finish_reason is None:
+            self.end(update.finish_reason)
+
+    def on_error(self, error: PandoError) -> None:
+        """The request failed; the reader gets what was pending, then the error."""
+        self._error = error
+        self._news.set()
+
+    def push(self, token_id: int, logprobs: TokenLogprobs | None, digest: bytes | None) -> None:
+        """Take in one drawn token; ends the request when it completes a stop string."""
+        pending = self._pending
+        if pending.finish_reason is not None:
+            return
+        pending.token_ids.append(token_id)
+        if logprobs is not None:
+            pending.logprobs.append(logprobs)
+        if digest is not None:
+            pending.digests.append(digest)
+        self.last_token_s = self._clock()
+        self.first_token_s = self.first_token_s or self.last_token_s
+        pending.text += self._detokenizer.feed((token_id,))
+        self._news.set()
+        if self._detokenizer.stop_match is not None:
+            pending.stop_reason = self._detokenizer.stop_match
+            self.end(FinishReason.STOP)
+            self._on_stop(self.request.request_id)
+
+    def push_prompt_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Take in the prompt's logprobs from the worker that computed it."""
+        self._pending.prompt_logprobs.extend(logprobs)
+
+    def end(self, reason: FinishReason) -> None:
+        """Close the output; text that was held back becomes final."""
+        self._pending.text += self._detokenizer.finish()
+        self._pending.finish_reason = reason
+        self._news.set()
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens so far, those of earlier attempts included."""
+        return self._pending.token_index + len(self._pending.token_ids)
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Yield pieces as they come; the last one has a finish reason. Raises the request's error."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            piece = self._pending
+            if piece.token_ids or piece.finish_reason is not None:
+                self._pending = Piece(piece.token_index + len(piece.token_ids), piece.text_offset + len(piece.text))
+                yield piece
+                if piece.finish_reason is not None:
+                    return
+            if self._error is not None:
+                raise self._error
+
+    def _prime(self, sent_chars: int) -> None:
+        """Bring the detokenizer to where the earlier attempt was; keep text that it had not sent yet."""
+        text = self._detokenizer.feed(self.request.output_ids)
+        self._pending.text = text[sent_chars:]

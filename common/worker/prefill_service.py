@@ -1,0 +1,42 @@
+"""The RPC of the prefill role: check -> convert -> serve the handoff."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from common.base.clock import Clock
+from common.base.errors import InvalidRequest
+from common.rpc.server import Context
+from common.worker.handoff_sender import HandoffSender
+from common.worker.job import Limits, request_from_pb
+from common.worker.service import sources_from_pb
+from common.worker.state import WorkerState
+from pando.v1 import worker_pb2, worker_pb2_grpc
+
+
+class PrefillServicer(worker_pb2_grpc.PrefillServiceServicer):
+    """`pando.v1.PrefillService`."""
+
+    def __init__(self, state: WorkerState, sender: HandoffSender, limits: Limits, clock: Clock) -> None:
+        self._state = state
+        self._sender = sender
+        self._limits = limits
+        self._clock = clock
+
+    async def Handoff(
+        self, request_iterator: AsyncIterator[worker_pb2.HandoffRequest], context: Context
+    ) -> AsyncIterator[worker_pb2.HandoffResponse]:
+        """See the proto."""
+        self._state.check_takes_work()
+        opening = await anext(request_iterator, None)
+        if opening is None or opening.WhichOneof("message") != "start":
+            raise InvalidRequest("a handoff opens with start")
+        start = opening.start
+        self._state.identity.check(start.identity)
+        request = request_from_pb(start.request, self._limits, self._clock())
+        async for message in self._sender.serve(request, start.num_blocks_held, sources_from_pb(start.sources)):
+            yield message
+            if message.WhichOneof("message") == "first_token":
+                # Inside the loop, so that the loans live until decode has read everything and half-closes.
+                async for _ in request_iterator:
+                    pass

@@ -1,0 +1,305 @@
+"""A worker process from its settings to its end: what both role services start.
+
+Order up: model -> pool -> transports -> RPC server -> registration. Order down: registration -> drain -> the reverse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+
+from common.base.config import load_or_exit
+from common.base.errors import PandoError
+from common.base.ids import new_incarnation, new_worker_id
+from common.base.logging import Logger, configure_logging
+from common.base.metrics import MetricsServer, new_registry
+from common.base.model_config import model_digest
+from common.engine.loader import EngineConfig, load_runner
+from common.engine.runner import ModelRunner
+from common.kv.block_cache import BlockCache
+from common.kv.hashing import namespace
+from common.rpc.channel import ChannelPool
+from common.rpc.registry import Heartbeat, WorkerRecord
+from common.rpc.server import RpcServer
+from common.sched.config import Policy, SchedulerConfig
+from common.sched.scheduler import Scheduler
+from common.tokenizer.tokenizer import Tokenizer
+from common.transport.region import Region
+from common.transport.select import TransportConfig, TransportSet, host_id, make_drivers
+from common.worker.block_feed import BlockFeed
+from common.worker.config import WorkerConfig, WorkerSettings, split_list
+from common.worker.core import WorkerCore
+from common.worker.decode_service import DecodeServicer
+from common.worker.engine_thread import EngineThread
+from common.worker.generation import Generator
+from common.worker.handoff_receiver import HandoffReceiver
+from common.worker.handoff_sender import HandoffSender
+from common.worker.job import Identity, Limits
+from common.worker.lending import Lender
+from common.worker.memory import available_bytes, pool_blocks
+from common.worker.metrics import WorkerMetrics
+from common.worker.peers import BlockReader, PeerPrefixes, Source
+from common.worker.prefill_service import PrefillServicer
+from common.worker.report import TransportCollector, export_gauges, report_forever
+from common.worker.service import WorkerServicer
+from common.worker.state import WorkerState
+from pando.v1 import worker_pb2_grpc
+
+CHECKSUM_THREADS = 2
+SERVICES = {
+    "worker": "pando.v1.WorkerService",
+    "prefill": "pando.v1.PrefillService",
+    "decode": "pando.v1.DecodeService",
+}
+
+
+@dataclass(slots=True)
+class Engine:
+    """The loaded model and what follows from it."""
+
+    runner: ModelRunner
+    identity: Identity
+    limits: Limits
+    tokenizer: Tokenizer
+
+
+def load_engine(config: WorkerConfig) -> Engine:
+    """Load model and tokenizer; blocks for seconds.
+
+    Raises:
+        PandoError: the model is missing, damaged or not supported, or the pool would be too small.
+    """
+    threads = config.num_threads or max(1, (os.cpu_count() or 1) // config.workers_on_host)
+    runner = load_runner(
+        EngineConfig(
+            model_path=config.model_path,
+            dtype=config.dtype,
+            kv_cache_dtype=config.kv_cache_dtype,
+            attention_backend=config.attention_backend,
+            block_size=config.block_size,
+            num_threads=threads,
+        )
+    )
+    layout = runner.layout
+    kv_name = str(layout.dtype).removeprefix("torch.")
+    name = namespace(model_digest(config.model_path), "", runner.numerics_id, kv_name, layout.layout_digest())
+    identity = Identity(name, runner.numerics_id, layout.block_bytes, layout.block_size)
+    limits = Limits.of(runner.config, config.context_length, config.block_size, config.debug_logits_digest)
+    return Engine(runner, identity, limits, Tokenizer.load(config.model_path))
+
+
+def scheduler_config(config: WorkerConfig, max_model_len: int) -> SchedulerConfig:
+    """The scheduler's part of the configuration."""
+    return SchedulerConfig(
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_batch_tokens=config.max_batch_tokens,
+        chunked_prefill_size=config.chunked_prefill_size,
+        policy=Policy(config.schedule_policy),
+        growth_reserve_blocks=config.growth_reserve_blocks,
+        max_model_len=max_model_len,
+        max_waiting_tokens=config.max_waiting_tokens,
+    )
+
+
+class Worker:
+    """One worker on the current event loop: everything but its RPC server and registration."""
+
+    def __init__(self, settings: WorkerSettings, roles: Sequence[str], engine: Engine) -> None:
+        config = settings.worker
+        self.config = config
+        self.timeouts = settings.timeouts.scaled()
+        self.roles = list(roles)
+        self.engine = engine
+        self.worker_id = config.worker_id or new_worker_id(roles[0])
+        self.incarnation = new_incarnation()
+        self.registry = new_registry()
+        num_blocks = pool_blocks(config, engine.identity.block_bytes, available_bytes())
+        self.region = Region.create(num_blocks, engine.identity.block_bytes)
+        engine.runner.attach_pool(self.region.data, num_blocks)
+        cache = BlockCache(num_blocks, generations=self.region.generations)
+        self.core = WorkerCore(
+            scheduler=Scheduler(cache, scheduler_config(config, engine.limits.max_model_len)),
+            cache=cache,
+            engine=EngineThread(engine.runner),
+            feed=BlockFeed(cache.snapshot),
+            metrics=WorkerMetrics(self.registry),
+        )
+        drivers = TransportConfig(drivers=tuple(split_list(config.transport)))
+        self.transports = TransportSet(make_drivers(drivers, host_id(), self.incarnation))
+        self.channels = ChannelPool(self.timeouts)
+        self.checksums = ThreadPoolExecutor(CHECKSUM_THREADS, thread_name_prefix="checksum")
+        export_gauges(self.core)
+        TransportCollector(self.transports, self.registry)
+
+    async def add_services(self, server: RpcServer, address: str, log: Logger) -> WorkerState:
+        """Start the transports and put this worker's services on a server that will listen on `address`."""
+        await self.transports.start()
+        for driver, why in self.transports.missing.items():
+            log.warning("transport not available here", driver=driver, why=why)
+        core, engine = self.core, self.engine
+        segment = self.transports.register(self.region)
+        lender = Lender(
+            cache=core.cache,
+            region=self.region,
+            segment=segment,
+            incarnation=self.incarnation,
+            executor=self.checksums,
+            max_lent_blocks=self.config.max_lent_blocks,
+        )
+        state = self._state()
+        reader = BlockReader(self.region, self.transports, self.timeouts, core.metrics)
+        peers = PeerPrefixes(self.channels, reader, engine.identity, self.timeouts, self.worker_id)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(state, core, lender), server.grpc)
+        token_bytes = engine.tokenizer.token_bytes
+        if "prefill" in self.roles:
+            sender = HandoffSender(core, lender, peers, state, token_bytes)
+            prefill = PrefillServicer(state, sender, engine.limits, core.clock)
+            worker_pb2_grpc.add_PrefillServiceServicer_to_server(prefill, server.grpc)
+        if "decode" in self.roles:
+            receiver = HandoffReceiver(self.channels, reader, engine.identity)
+            here = Source(self.worker_id, address, 0)
+            generator = Generator(
+                core=core,
+                tokenizer=engine.tokenizer,
+                receiver=receiver,
+                peers=peers,
+                here=here,
+                local_prefill_tokens=self.config.local_prefill_tokens,
+            )
+            decode = DecodeServicer(state, generator, engine.limits, token_bytes)
+            worker_pb2_grpc.add_DecodeServiceServicer_to_server(decode, server.grpc)
+        return state
+
+    async def close(self) -> None:
+        """Stop what `add_services` and the constructor started."""
+        await self.channels.close()
+        await self.transports.close()
+        self.checksums.shutdown()
+        self.core.engine.close()
+        self.engine.runner.detach_pool()
+        self.region.close()
+
+    def _state(self) -> WorkerState:
+        return WorkerState(
+            worker_id=self.worker_id,
+            incarnation=self.incarnation,
+            roles=self.roles,
+            model=self.config.model_path.resolve().name,
+            pid=os.getpid(),
+            identity=self.engine.identity,
+            endpoints=self.transports.endpoints(),
+            max_model_len=self.engine.limits.max_model_len,
+            num_blocks=self.core.cache.num_blocks,
+        )
+
+
+async def serve(settings: WorkerSettings, roles: Sequence[str], engine: Engine, log: Logger) -> None:
+    """Run a worker until SIGTERM or SIGINT, then drain it.
+
+    Raises:
+        PandoError: it cannot start.
+        RuntimeError: its engine loop died; the process must not go on.
+    """
+    worker = Worker(settings, roles, engine)
+    stopping = _stop_event()
+    server = RpcServer(worker.timeouts, [SERVICES["worker"], *(SERVICES[role] for role in roles)])
+    address = f"{worker.config.host}:{server.bind(worker.config.host, worker.config.port)}"
+    state = await worker.add_services(server, address, log)
+    metrics_server = MetricsServer(worker.registry, worker.config.host, worker.config.metrics_port)
+    stepping = asyncio.create_task(worker.core.run())
+    stepping.add_done_callback(lambda _: stopping.set())
+    reporting = asyncio.create_task(report_forever(worker.core, log)) if worker.config.report_memory_info else None
+    await server.start()
+    await server.set_serving(True)
+    heartbeat = Heartbeat(
+        settings.registry.url,
+        settings.registry.cluster,
+        lambda: _record(worker, state, address, metrics_server.address),
+        interval_s=worker.timeouts.heartbeat_s,
+        ttl_s=worker.timeouts.registration_ttl_s,
+    )
+    heartbeat.start()
+    log.info("ready", address=address, metrics=metrics_server.address, **_facts(worker))
+    await stopping.wait()
+    state.draining = True
+    await server.set_serving(False)
+    if not stepping.done():
+        log.info("draining", requests=worker.core.num_requests)
+        await _within(worker.timeouts.drain_s, worker.core.drained())
+    await asyncio.to_thread(heartbeat.close)
+    await server.stop(grace_s=0.5)
+    died = stepping.done()
+    stepping.cancel()
+    if reporting is not None:
+        reporting.cancel()
+    await asyncio.gather(stepping, *([reporting] if reporting else []), return_exceptions=True)
+    metrics_server.close()
+    await worker.close()
+    if died:
+        raise RuntimeError("the engine loop died") from stepping.exception()
+    log.info("stopped")
+
+
+def main(program: str, default_roles: str) -> None:
+    """Entry point of a worker service; exits 2 with one line when it cannot start."""
+    settings = load_or_exit(WorkerSettings, sys.argv[1:], program)
+    roles = split_list(settings.worker.roles or default_roles)
+    log = configure_logging(settings.log, service=program, worker=settings.worker.worker_id)
+    try:
+        engine = load_engine(settings.worker)
+        for note in engine.runner.notes:
+            log.warning(note)
+        engine.runner.warm_up()
+        asyncio.run(serve(settings, roles, engine, log))
+    except PandoError as error:
+        print(f"{program}: {error.message}", file=sys.stderr)
+        raise SystemExit(2) from error
+    except OSError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
+
+
+def _record(worker: Worker, state: WorkerState, address: str, metrics_address: str) -> WorkerRecord:
+    return WorkerRecord(
+        worker_id=worker.worker_id,
+        incarnation=worker.incarnation,
+        address=address,
+        roles=worker.roles,
+        pid=state.pid,
+        metrics_address=metrics_address,
+        engine_step_age_s=worker.core.engine.step_age_s(),
+        draining=state.draining,
+    )
+
+
+def _facts(worker: Worker) -> dict[str, object]:
+    return {
+        "roles": worker.roles,
+        "incarnation": worker.incarnation,
+        "numerics": worker.engine.identity.numerics_id,
+        "blocks": worker.core.cache.num_blocks,
+        "block_bytes": worker.engine.identity.block_bytes,
+        "transports": worker.transports.names,
+    }
+
+
+def _stop_event() -> asyncio.Event:
+    """Set by SIGTERM or SIGINT."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    return stopping
+
+
+async def _within(limit_s: float, wait: Coroutine[None, None, None]) -> None:
+    """Wait for something, but not longer than the limit."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(wait, limit_s)

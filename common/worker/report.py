@@ -1,0 +1,77 @@
+"""What a worker tells about itself: gauges read when scraped, and `--report-memory-info` lines in the log."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psutil
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from common.base.logging import Logger
+from common.transport.select import TransportSet
+from common.worker.core import WorkerCore
+
+REPORT_INTERVAL_S = 10.0
+
+
+def export_gauges(core: WorkerCore) -> None:
+    """Export the state of scheduler and cache."""
+    scheduler, cache, metrics = core.scheduler, core.cache, core.metrics
+    metrics.gauge("pando_worker_running_requests", "Requests that take part in steps.", lambda: scheduler.num_running)
+    metrics.gauge("pando_worker_waiting_requests", "Requests that wait.", lambda: scheduler.num_waiting)
+    metrics.gauge("pando_worker_landing_requests", "Requests whose KV arrives.", lambda: scheduler.num_landing)
+    metrics.gauge("pando_worker_waiting_tokens", "Known tokens that wait.", lambda: scheduler.num_waiting_tokens)
+    metrics.gauge("pando_worker_blocks_free", "Free KV blocks in L1.", lambda: cache.num_free)
+    metrics.gauge("pando_worker_blocks_cached", "KV blocks in L1 that only the index holds.", lambda: cache.num_cached)
+    metrics.gauge("pando_worker_blocks_held", "KV blocks in L1 that requests or loans hold.", lambda: cache.num_held)
+    metrics.gauge("pando_worker_blocks_total", "All KV blocks in L1.", lambda: cache.num_blocks)
+    metrics.gauge("pando_worker_radix_nodes", "Nodes of the radix index.", lambda: cache.num_nodes)
+    metrics.gauge(
+        "pando_worker_engine_step_age_seconds", "Age of the running engine step; 0 when idle.", core.engine.step_age_s
+    )
+
+
+class TransportCollector(Collector):
+    """Exports the transport's counters, per driver."""
+
+    def __init__(self, transports: TransportSet, registry: CollectorRegistry) -> None:
+        self._transports = transports
+        registry.register(self)
+
+    def collect(self) -> list[CounterMetricFamily]:
+        """The families as they are now."""
+        families = [
+            CounterMetricFamily(f"pando_worker_transfer_{name}", text, labels=["driver"])
+            for name, text in (
+                ("bytes", "Bytes of KV read from peers."),
+                ("seconds", "Time spent in reads from peers, failed ones included."),
+                ("reads", "Reads from peers."),
+                ("errors", "Reads from peers that failed."),
+            )
+        ]
+        for driver, counters in self._transports.counters.items():
+            values = (counters.bytes, counters.seconds, counters.reads, counters.errors)
+            for family, value in zip(families, values, strict=True):
+                family.add_metric([driver], value)
+        return families
+
+
+async def report_forever(core: WorkerCore, log: Logger) -> None:
+    """Log hit rate, index and memory every 10 s."""
+    process = psutil.Process()
+    while True:
+        await asyncio.sleep(REPORT_INTERVAL_S)
+        cache, metrics = core.cache, core.metrics
+        prompt, cached = metrics.num_prompt, metrics.num_cached
+        log.info(
+            "memory",
+            hit_ratio=round(cached / prompt, 4) if prompt else 0.0,
+            radix_nodes=cache.num_nodes,
+            shared_prefix_tokens=cache.num_shared_blocks * core.scheduler.config.block_size,
+            blocks_free=cache.num_free,
+            blocks_cached=cache.num_cached,
+            blocks_held=cache.num_held,
+            resident_mib=process.memory_info().rss >> 20,
+        )

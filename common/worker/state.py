@@ -1,0 +1,39 @@
+"""Who a worker is, as its services tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.base.errors import Draining
+from common.transport.base import Endpoint
+from common.worker.job import Identity
+
+
+@dataclass(slots=True)
+class WorkerState:
+    """Who this worker is, and whether it takes new work.
+
+    Attributes:
+        worker_id, incarnation, roles, model, pid: as they register.
+        identity: see `Identity`.
+        endpoints: transports that peers may read from.
+        max_model_len, num_blocks: limits.
+        draining: set once, on the way down.
+    """
+
+    worker_id: str
+    incarnation: int
+    roles: Sequence[str]
+    model: str
+    pid: int
+    identity: Identity
+    endpoints: Sequence[Endpoint]
+    max_model_len: int
+    num_blocks: int
+    draining: bool = False
+
+    def check_takes_work(self) -> None:
+        """Raise Draining on the way down."""
+        if self.draining:
+            raise Draining(f"worker {self.worker_id} is going down")
