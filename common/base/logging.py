@@ -38,6 +38,12 @@ def configure_logging(config: LogConfig, **context: str) -> Logger:
     return logger
 
 
+def log_ready(**facts: object) -> None:
+    """Log the event `ready` whatever the level: who started this process waits for it and reads the facts."""
+    always = structlog.make_filtering_bound_logger(logging.INFO)
+    structlog.wrap_logger(structlog.PrintLogger(sys.stderr), wrapper_class=always).info("ready", **facts)
+
+
 def get_logger() -> Logger:
     """A logger for modules that are not handed one."""
     logger: Logger = structlog.get_logger()

@@ -21,6 +21,8 @@ COMPUTE_ENVIRONMENT = {
     "KMP_BLOCKTIME": "0",
     "GOMP_SPINCOUNT": "0",
     "PYTHONFAULTHANDLER": "1",
+    # The supervisor reads the `ready` lines.
+    "PANDO_LOG__FORMAT": "json",
 }
 
 

@@ -24,6 +24,7 @@ OWN_FLAGS = {
     ("worker", "workers_on_host"): "--prefill-workers and --decode-workers",
     ("worker", "roles"): "--profile",
     ("registry", "url"): "--registry",
+    ("log", "format"): "",
 }
 
 

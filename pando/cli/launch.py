@@ -176,4 +176,4 @@ def launch_command(
         router_flags=("--served-model-name", served_model_name) if served_model_name else (),
         settings=(("log", "level", log_level),),
     )
-    raise typer.Exit(up(request, Console(), detach=False))
+    raise typer.Exit(up(request, Console(soft_wrap=True), detach=False))

@@ -78,7 +78,7 @@ def up_command(
         settings=parse_settings(context.args),
         start_timeout_s=start_timeout,
     )
-    raise typer.Exit(up(request, Console(), detach=detach))
+    raise typer.Exit(up(request, Console(soft_wrap=True), detach=detach))
 
 
 @app.command("down")
@@ -88,7 +88,7 @@ def down_command(run_dir: RunDir = Path("run")) -> None:
 
     from pando.cli.up import down
 
-    raise typer.Exit(down(run_dir, Console()))
+    raise typer.Exit(down(run_dir, Console(soft_wrap=True)))
 
 
 @app.command("status")
@@ -107,7 +107,7 @@ def chat_command(
     url: Url = "",
     system: Annotated[str, typer.Option(help="system message")] = "",
     max_tokens: Annotated[int, typer.Option(help="most tokens of an answer")] = 512,
-    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.7,
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.2,
     run_dir: RunDir = Path("run"),
 ) -> None:
     """Chat with the model in the terminal; /new starts over, Ctrl-D leaves."""

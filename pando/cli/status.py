@@ -26,7 +26,9 @@ def status(run_dir: Path, *, as_json: bool) -> int:
     folder = RunFolder(run_dir)
     state = folder.read_state()
     if state is None or not RunLock(folder).held_by_another():
-        print(json.dumps({"state": "down"}) if as_json else f"nothing runs in {folder.path}")
+        failure = state.failure if state else ""
+        text = f"nothing runs in {folder.path}" + (f"; the last start failed: {failure}" if failure else "")
+        print(json.dumps({"state": "down", "failure": failure}) if as_json else text)
         return FAILED
     ready = answers_http(f"{state.url}/ready")
     workers = list_workers(state.router)
@@ -52,11 +54,12 @@ def list_workers(address: str) -> list[dict[str, Any]] | None:
 
 
 def _print(state: ClusterState, ready: bool, workers: list[dict[str, Any]] | None, console: Console) -> None:
-    console.print(f"{state.state}, {'ready' if ready else 'not ready'} for requests: {state.url}", highlight=False)
-    processes = Table("process", "phase", "pid", "restarts", "address", "log", box=None)
+    serving = "" if ready else " (takes no requests now)"
+    console.print(f"{state.state}{serving}: {state.url}", highlight=False)
+    processes = Table("process", "phase", "pid", "restarts", "address", "last exit", box=None)
     for service in state.services:
         pid = str(service.process.pid or "-")
-        processes.add_row(service.name, service.phase, pid, str(service.restarts), service.address, service.log)
+        processes.add_row(service.name, service.phase, pid, str(service.restarts), service.address, service.last_exit)
     console.print(processes)
     if workers is None:
         console.print(f"the router at {state.router} does not answer", highlight=False)

@@ -172,7 +172,7 @@ class Supervisor:
     def _service_state(self, service: Service) -> ServiceState:
         child = self._children.get(service.name)
         facts = child.probe.facts if child else {}
-        metrics_address = str(facts.get("metrics_address", ""))
+        metrics_address = str(facts.get("metrics", ""))
         if service.name == "gateway" and not metrics_address:
             metrics_address = self._spec.url.removeprefix("http://")
         return ServiceState(
