@@ -6,7 +6,8 @@ logged with its traceback once and leaves as INTERNAL.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from typing import Any, TypeAlias
 
 import grpc
@@ -105,16 +106,16 @@ def _unary(method: Callable[[Any, Context], Awaitable[Any]]) -> Callable[[Any, C
     return call
 
 
-def _stream(method: Callable[[Any, Context], AsyncIterator[Any]]) -> Callable[[Any, Context], AsyncIterator[Any]]:
-    async def call(request: Any, context: Context) -> AsyncIterator[Any]:
-        responses = method(request, context)
+def _stream(method: Callable[[Any, Context], AsyncGenerator[Any, None]]) -> Callable[[Any, Context], Awaitable[None]]:
+    """A coroutine that writes what the handler yields: when the call is cut, the handler is closed at once."""
+
+    async def call(request: Any, context: Context) -> None:
         try:
-            async for response in responses:
-                yield response
+            async with aclosing(method(request, context)) as responses:
+                async for response in responses:
+                    await context.write(response)
         except Exception as error:  # noqa: BLE001 - the edge: everything leaves as a status
             await _abort(context, error)
-        finally:
-            await responses.aclose()  # type: ignore[attr-defined]
 
     return call
 

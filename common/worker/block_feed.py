@@ -8,7 +8,7 @@ keeps nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
 from common.kv.events import BlockEvent, EventKind
@@ -51,7 +51,7 @@ class BlockFeed:
             except asyncio.QueueFull:
                 self._subscribers.discard(queue)
 
-    async def watch(self) -> AsyncIterator[EventBatch]:
+    async def watch(self) -> AsyncGenerator[EventBatch, None]:
         """A snapshot, then every event after it; ends when this subscriber fell too far behind."""
         queue: asyncio.Queue[EventBatch] = asyncio.Queue(MAX_PENDING_BATCHES)
         entries, seq = self._snapshot(), self._seq

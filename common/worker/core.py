@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from common.base.clock import Clock, monotonic
-from common.base.errors import Cancelled, Internal, InvalidRequest, Leg, Overloaded, PandoError
+from common.base.errors import Cancelled, Internal, InvalidRequest, Overloaded, PandoError
 from common.base.logging import get_logger
 from common.kv.block_cache import BlockCache
 from common.sched.plan import StepPlan, StepResult
@@ -105,6 +105,15 @@ class WorkerCore:
         if self.has(request_id):
             self.scheduler.landed(request_id, num_blocks)
             self.publish()
+
+    def fetched(self, request: Request, num_here: int, num_landed: int) -> None:
+        """Blocks `num_here .. num_landed` of a reserved request were cached at a peer and are here now."""
+        if num_landed == num_here or not self.has(request.request_id):
+            return
+        num_prompt, size = len(request.prompt_ids), request.block_size
+        request.num_cached_tokens["peer"] = min(num_landed * size, num_prompt) - min(num_here * size, num_prompt)
+        self.metrics.fetched_blocks.labels("prefix").inc(num_landed - num_here)
+        self.landed(request.request_id, num_landed)
 
     def resume(self, request_id: str, token: int | None) -> None:
         """A reserved request has all it will get; `token` is the one that prefill drew. The rest is computed here."""
@@ -230,4 +239,4 @@ class WorkerCore:
 
     def _overloaded(self, message: str) -> Overloaded:
         self.metrics.finished("overloaded")
-        return Overloaded(message, leg=Leg.DECODE, retry_after_s=RETRY_AFTER_S)
+        return Overloaded(message, retry_after_s=RETRY_AFTER_S)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from common.rpc.convert import TokenBytes, logprob_to_pb
 from common.rpc.server import Context
@@ -33,7 +34,7 @@ class DecodeServicer(worker_pb2_grpc.DecodeServiceServicer):
 
     async def Generate(
         self, request: worker_pb2.DecodeServiceGenerateRequest, context: Context
-    ) -> AsyncIterator[worker_pb2.DecodeServiceGenerateResponse]:
+    ) -> AsyncGenerator[worker_pb2.DecodeServiceGenerateResponse, None]:
         """See the proto."""
         self._state.check_takes_work()
         message = request.request
@@ -47,17 +48,12 @@ class DecodeServicer(worker_pb2_grpc.DecodeServiceServicer):
             sent_chars=request.text_offset,
         )
         first = True
-        async for piece in self._generator.generate(job):
-            frame = self._frame(job, piece)
-            if first:
-                frame.prompt.num_tokens = len(job.request.prompt_ids)
-                frame.prompt.logprobs.extend(logprob_to_pb(p, self._token_bytes) for p in piece.prompt_logprobs)
+        async with aclosing(self._generator.generate(job)) as pieces:
+            async for piece in pieces:
+                yield worker_pb2.DecodeServiceGenerateResponse(frame=self._frame(job, piece, first))
                 first = False
-            if piece.finish_reason is not None:
-                frame.usage.CopyFrom(self._usage(job))
-            yield worker_pb2.DecodeServiceGenerateResponse(frame=frame)
 
-    def _frame(self, job: Job, piece: Piece) -> inference_pb2.GenerateResponse:
+    def _frame(self, job: Job, piece: Piece, first: bool) -> inference_pb2.GenerateResponse:
         frame = inference_pb2.GenerateResponse(
             request_id=job.request.request_id,
             choice=job.request.choice,
@@ -70,8 +66,12 @@ class DecodeServicer(worker_pb2_grpc.DecodeServiceServicer):
             stop_reason=piece.stop_reason,
             logits_digests=piece.digests,
         )
+        if first:
+            frame.prompt.num_tokens = len(job.request.prompt_ids)
+            frame.prompt.logprobs.extend(logprob_to_pb(p, self._token_bytes) for p in piece.prompt_logprobs)
         if piece.finish_reason is not None:
             frame.finish_reason = _FINISH_TO_PB[piece.finish_reason]
+            frame.usage.CopyFrom(self._usage(job))
         return frame
 
     def _usage(self, job: Job) -> types_pb2.Usage:

@@ -8,8 +8,7 @@ first token fails the request (the router retries the leg); after it, what is mi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 
 from common.base.errors import Leg, PandoError
@@ -87,7 +86,7 @@ class Generator:
         """The core's clock."""
         return self._core.clock()
 
-    async def generate(self, job: Job) -> AsyncIterator[Piece]:
+    async def generate(self, job: Job) -> AsyncGenerator[Piece, None]:
         """Run a job; yields at least one piece, the last one with a finish reason.
 
         Closing the iterator, however early, leaves nothing of the request behind.
@@ -110,8 +109,7 @@ class Generator:
             self._core.abort(job.request.request_id)
             if feeding is not None:
                 feeding.cancel()
-                with suppress(asyncio.CancelledError):
-                    await feeding
+                await asyncio.wait((feeding,))
 
     def _open_stream(self, job: Job) -> OutputStream:
         params = job.request.params
@@ -124,10 +122,11 @@ class Generator:
         )
         return OutputStream(
             job.request,
-            detokenizer,
-            job.sent_chars,
-            lambda request_id: self._core.finish(request_id, FinishReason.STOP),
-            self._core.clock,
+            detokenizer=detokenizer,
+            sent_chars=job.sent_chars,
+            on_stop=lambda request_id: self._core.finish(request_id, FinishReason.STOP),
+            clock=self._core.clock,
+            observe_gap=self._core.metrics.inter_token.observe,
         )
 
     def _start(self, job: Job) -> asyncio.Task[None] | None:
@@ -151,10 +150,7 @@ class Generator:
     async def _fetch_prefix(self, job: Job, source: Source, num_here: int) -> None:
         request = job.request
         num_landed = await self._peers.fetch(source, request.reusable_hashes(), request.block_table, num_here)
-        request.num_cached_tokens["peer"] = (num_landed - num_here) * request.block_size
-        if num_landed > num_here:
-            self._core.landed(request.request_id, num_landed)
-            self._core.metrics.fetched_blocks.labels("prefix").inc(num_landed - num_here)
+        self._core.fetched(request, num_here, num_landed)
         self._core.resume(request.request_id, None)
 
     async def _hand_off(self, job: Job, handoff: Handoff) -> None:

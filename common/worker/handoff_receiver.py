@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import grpc
 
-from common.base.errors import HandoffAborted, InvalidRequest, Leg
+from common.base.errors import Cancelled, HandoffAborted, InvalidRequest, Leg
 from common.rpc.channel import ChannelPool
 from common.rpc.errors import from_rpc_error
 from common.sched.request import Request
@@ -135,6 +135,8 @@ class HandoffReceiver:
     async def _read_blocks(self, handoff: Handoff, on_landed: Callable[[int], None]) -> None:
         while (extents := await handoff.announced.get()) is not None:
             targets = handoff.request.block_table[handoff.num_landed : handoff.num_landed + len(extents)]
+            if len(targets) < len(extents):
+                raise Cancelled("the request ended while its blocks arrived")
             handoff.transfer_bytes += await self._reader.read(handoff.endpoints, extents, targets)
             handoff.num_landed += len(extents)
             on_landed(handoff.num_landed)

@@ -7,7 +7,7 @@ the request.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 
 from common.base.errors import Leg, PandoError
@@ -82,7 +82,7 @@ class HandoffSender:
 
     async def serve(
         self, request: Request, num_blocks_held: int, sources: Sequence[Source]
-    ) -> AsyncIterator[worker_pb2.HandoffResponse]:
+    ) -> AsyncGenerator[worker_pb2.HandoffResponse, None]:
         """Run one handoff up to its first token; the blocks stay held until the iterator is closed.
 
         Args:
@@ -117,15 +117,12 @@ class HandoffSender:
             return
         num_here = core.reserve(request, progress).num_cached_blocks
         num_landed = await self._peers.fetch(source, hashes, request.block_table, num_here)
-        request.num_cached_tokens["peer"] = (num_landed - num_here) * request.block_size
-        if num_landed > num_here:
-            core.landed(request.request_id, num_landed)
-            core.metrics.fetched_blocks.labels("prefix").inc(num_landed - num_here)
+        core.fetched(request, num_here, num_landed)
         core.resume(request.request_id, None)
 
     async def _announce(
         self, asked: Request, request: Request, progress: PrefillProgress, loans: Loans, num_blocks_held: int
-    ) -> AsyncIterator[worker_pb2.HandoffResponse]:
+    ) -> AsyncGenerator[worker_pb2.HandoffResponse, None]:
         """Lend blocks as they are finished, in order; ends when the token is known and all are lent.
 
         After a first token that ends the request nobody needs the blocks: those not lent yet are not.

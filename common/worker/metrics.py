@@ -71,7 +71,7 @@ class WorkerMetrics:
         )
         self.handoffs = Counter(
             "pando_worker_handoffs_total",
-            "Handoffs by side (decode, prefill) and outcome (ok, no_transfer, failed, aborted).",
+            "Handoffs by side (decode, prefill) and outcome (ok, failed).",
             ["side", "outcome"],
             registry=registry,
         )

@@ -7,7 +7,7 @@ slow reader costs memory for its own tokens only, never a step.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from common.base.errors import PandoError
@@ -47,15 +47,18 @@ class OutputStream:
         sent_chars: characters of text that were sent before.
         on_stop: called when a stop string matched, to end the request.
         clock: monotonic seconds.
+        observe_gap: told the seconds between two tokens.
     """
 
     def __init__(
         self,
         request: Request,
+        *,
         detokenizer: IncrementalDetokenizer,
         sent_chars: int,
         on_stop: Callable[[str], None],
         clock: Callable[[], float],
+        observe_gap: Callable[[float], None],
     ) -> None:
         self.request = request
         self.first_token_s: float | None = None
@@ -63,6 +66,7 @@ class OutputStream:
         self._detokenizer = detokenizer
         self._on_stop = on_stop
         self._clock = clock
+        self._observe_gap = observe_gap
         self._pending = Piece(len(request.output_ids), sent_chars)
         self._error: PandoError | None = None
         self._news = asyncio.Event()
@@ -91,8 +95,11 @@ class OutputStream:
             pending.logprobs.append(logprobs)
         if digest is not None:
             pending.digests.append(digest)
-        self.last_token_s = self._clock()
-        self.first_token_s = self.first_token_s or self.last_token_s
+        now_s = self._clock()
+        if self.last_token_s is not None:
+            self._observe_gap(now_s - self.last_token_s)
+        self.last_token_s = now_s
+        self.first_token_s = self.first_token_s or now_s
         pending.text += self._detokenizer.feed((token_id,))
         self._news.set()
         if self._detokenizer.stop_match is not None:
@@ -115,7 +122,7 @@ class OutputStream:
         """Output tokens so far, those of earlier attempts included."""
         return self._pending.token_index + len(self._pending.token_ids)
 
-    async def pieces(self) -> AsyncIterator[Piece]:
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yield pieces as they come; the last one has a finish reason. Raises the request's error."""
         while True:
             await self._news.wait()

@@ -12,6 +12,7 @@ import grpc
 from common.base.config import TimeoutsConfig
 from common.base.errors import BlockCorrupt, InvalidRequest, Leg, PandoError
 from common.base.logging import get_logger
+from common.kv.block_cache import BlockCache
 from common.kv.hashing import HASH_BYTES
 from common.rpc.channel import ChannelPool
 from common.rpc.convert import join_hashes
@@ -37,20 +38,36 @@ class Source:
 
 
 class BlockReader:
-    """Reads lent extents into this worker's blocks."""
+    """Reads lent extents into this worker's blocks, and holds those while bytes may still arrive."""
 
-    def __init__(self, region: Region, transports: TransportSet, timeouts: TimeoutsConfig, metrics: WorkerMetrics):
+    def __init__(
+        self,
+        *,
+        cache: BlockCache,
+        region: Region,
+        transports: TransportSet,
+        timeouts: TimeoutsConfig,
+        metrics: WorkerMetrics,
+    ) -> None:
+        self._cache = cache
         self._region = region
         self._transports = transports
         self._timeouts = timeouts
         self._metrics = metrics
 
     async def read(self, endpoints: Sequence[Endpoint], extents: Sequence[Extent], blocks: Sequence[int]) -> int:
-        """Read `extents` into `blocks`, verified; returns the bytes moved. All or an error (see Transport.read)."""
+        """Read `extents` into `blocks`, verified; returns the bytes moved. All or an error (see Transport.read).
+
+        The blocks are held here while a read runs: a request that ends meanwhile cannot free them under it.
+        """
         assert len(extents) == len(blocks), f"{len(extents)} extents for {len(blocks)} blocks"
         reads = [self._into(extent, block) for extent, block in zip(extents, blocks, strict=True)]
-        for start in range(0, len(reads), MAX_BLOCKS_PER_READ):
-            await self._read_batch(endpoints, reads[start : start + MAX_BLOCKS_PER_READ])
+        self._cache.hold(blocks)
+        try:
+            for start in range(0, len(reads), MAX_BLOCKS_PER_READ):
+                await self._read_batch(endpoints, reads[start : start + MAX_BLOCKS_PER_READ])
+        finally:
+            self._cache.release(blocks)
         return sum(extent.length for extent in extents)
 
     def _into(self, extent: Extent, block: int) -> Read:

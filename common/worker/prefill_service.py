@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 
 from common.base.clock import Clock
 from common.base.errors import InvalidRequest
@@ -25,7 +26,7 @@ class PrefillServicer(worker_pb2_grpc.PrefillServiceServicer):
 
     async def Handoff(
         self, request_iterator: AsyncIterator[worker_pb2.HandoffRequest], context: Context
-    ) -> AsyncIterator[worker_pb2.HandoffResponse]:
+    ) -> AsyncGenerator[worker_pb2.HandoffResponse, None]:
         """See the proto."""
         self._state.check_takes_work()
         opening = await anext(request_iterator, None)
@@ -34,9 +35,11 @@ class PrefillServicer(worker_pb2_grpc.PrefillServiceServicer):
         start = opening.start
         self._state.identity.check(start.identity)
         request = request_from_pb(start.request, self._limits, self._clock())
-        async for message in self._sender.serve(request, start.num_blocks_held, sources_from_pb(start.sources)):
-            yield message
-            if message.WhichOneof("message") == "first_token":
-                # Inside the loop, so that the loans live until decode has read everything and half-closes.
-                async for _ in request_iterator:
-                    pass
+        sources = sources_from_pb(start.sources)
+        async with aclosing(self._sender.serve(request, start.num_blocks_held, sources)) as messages:
+            async for message in messages:
+                yield message
+                if message.WhichOneof("message") == "first_token":
+                    # In here, so that the loans live until decode has read everything and half-closes.
+                    async for _ in request_iterator:
+                        pass

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from common.base.config import load_or_exit
 from common.base.errors import PandoError
 from common.base.ids import new_incarnation, new_worker_id
-from common.base.logging import Logger, configure_logging
+from common.base.logging import Logger, configure_logging, log_ready
 from common.base.metrics import MetricsServer, new_registry
 from common.base.model_config import model_digest
 from common.engine.loader import EngineConfig, load_runner
@@ -154,7 +154,13 @@ class Worker:
             max_lent_blocks=self.config.max_lent_blocks,
         )
         state = self._state()
-        reader = BlockReader(self.region, self.transports, self.timeouts, core.metrics)
+        reader = BlockReader(
+            cache=core.cache,
+            region=self.region,
+            transports=self.transports,
+            timeouts=self.timeouts,
+            metrics=core.metrics,
+        )
         peers = PeerPrefixes(self.channels, reader, engine.identity, self.timeouts, self.worker_id)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(state, core, lender), server.grpc)
         token_bytes = engine.tokenizer.token_bytes
@@ -226,7 +232,7 @@ async def serve(settings: WorkerSettings, roles: Sequence[str], engine: Engine, 
         ttl_s=worker.timeouts.registration_ttl_s,
     )
     heartbeat.start()
-    log.info("ready", address=address, metrics=metrics_server.address, **_facts(worker))
+    log_ready(address=address, metrics=metrics_server.address, **_facts(worker))
     await stopping.wait()
     state.draining = True
     await server.set_serving(False)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
 from common.base.errors import InvalidRequest
@@ -55,7 +56,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     async def Lend(
         self, request_iterator: AsyncIterator[worker_pb2.LendRequest], context: Context
-    ) -> AsyncIterator[worker_pb2.LendResponse]:
+    ) -> AsyncGenerator[worker_pb2.LendResponse, None]:
         """See the proto."""
         request = await anext(request_iterator, None)
         if request is None:
@@ -75,16 +76,17 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     async def Watch(
         self, request: worker_pb2.WatchRequest, context: Context
-    ) -> AsyncIterator[worker_pb2.WatchResponse]:
+    ) -> AsyncGenerator[worker_pb2.WatchResponse, None]:
         """See the proto."""
-        async for batch in self._core.feed.watch():
-            yield worker_pb2.WatchResponse(
-                incarnation=self._state.incarnation,
-                seq=batch.seq,
-                snapshot=batch.snapshot,
-                snapshot_end=batch.snapshot_end,
-                events=[_event_to_pb(event) for event in batch.events],
-            )
+        async with aclosing(self._core.feed.watch()) as batches:
+            async for batch in batches:
+                yield worker_pb2.WatchResponse(
+                    incarnation=self._state.incarnation,
+                    seq=batch.seq,
+                    snapshot=batch.snapshot,
+                    snapshot_end=batch.snapshot_end,
+                    events=[_event_to_pb(event) for event in batch.events],
+                )
 
     async def GetStats(self, request: worker_pb2.GetStatsRequest, context: Context) -> worker_pb2.GetStatsResponse:
         """See the proto."""
