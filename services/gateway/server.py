@@ -17,9 +17,13 @@ from services.gateway.config import GatewayConfig
 _LAST_BYTES_S = 2
 """Seconds for the error events of a drain to leave; then connections are cut."""
 
+_BACKLOG = 2048
+
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket whose connections send small writes at once (TCP_NODELAY is inherited).
+    """A listening socket whose connections send small writes at once (TCP_NODELAY is inherited).
+
+    Connections that come before `HttpServer.serve` wait for it.
 
     Raises:
         OSError: the address cannot be bound.
@@ -30,6 +34,7 @@ def listen(host: str, port: int) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.bind((host, port))
+        sock.listen(_BACKLOG)
     except OSError:
         sock.close()
         raise
@@ -67,11 +72,6 @@ class HttpServer:
     async def serve(self, sock: socket.socket) -> None:
         """Run until a drain has ended."""
         await self._server.serve(sockets=[sock])
-
-    @property
-    def started(self) -> bool:
-        """It accepts connections."""
-        return self._server.started
 
     def drain(self) -> None:
         """Accept nothing new, let what runs finish; a second call does not wait for it."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +52,8 @@ class Knobs:
 
 
 class FakeInference(inference_pb2_grpc.InferenceServicer):
-    """See the module. `requests` keeps what came; `num_active` and `num_cancelled` count Generate calls."""
+    """See the module. `requests` keeps what came; `num_active`, `num_paused` and `num_cancelled` count
+    Generate calls."""
 
     def __init__(self) -> None:
         self.knobs = Knobs()
@@ -59,7 +61,18 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         self.num_active = 0
         self.max_active = 0
         self.num_cancelled = 0
+        self.num_paused = 0
         self._seen: set[tuple[int, ...]] = set()
+        self._changed = threading.Condition()
+
+    def wait_for(self, condition: Callable[[], bool], limit_s: float = 5.0) -> bool:
+        """From another thread: wait until it holds after a call began, paused or ended; False when time is up."""
+        with self._changed:
+            return self._changed.wait_for(condition, limit_s)
+
+    def _tell(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Any
@@ -67,6 +80,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         self.requests.append(request)
         self.num_active += 1
         self.max_active = max(self.max_active, self.num_active)
+        self._tell()
         try:
             for number, frame in enumerate(self._frames(request)):
                 await self._misbehave(number, frame)
@@ -79,9 +93,12 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
             raise
         finally:
             self.num_active -= 1
+            self._tell()
 
     async def _misbehave(self, number: int, frame: inference_pb2.GenerateResponse) -> None:
         if number == self.knobs.pause_at:
+            self.num_paused += 1
+            self._tell()
             await self.knobs.resume.wait()
         if number == self.knobs.fail_at and self.knobs.error is not None:
             raise self.knobs.error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 import uvloop
@@ -59,6 +59,19 @@ class GatewayThread:
         """Run a coroutine on the gateway's loop and wait for it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=20)
 
+    def settle(self) -> None:
+        """Return when no request is under way any more; raises AssertionError when one stays."""
+
+        async def turn() -> None:
+            for _ in range(10_000):
+                if not len(self.gateway.running):
+                    return
+                await asyncio.sleep(0)
+            raise AssertionError(f"{len(self.gateway.running)} requests stay")
+
+        assert self.fake.wait_for(lambda: self.fake.num_active == 0), "a call outlived its request"
+        self.call(turn())
+
     def drain(self) -> None:
         """What SIGTERM does."""
         self._loop.call_soon_threadsafe(self.http.drain)
@@ -70,16 +83,6 @@ class GatewayThread:
     def resume(self) -> None:
         """Let paused requests go on."""
         self._loop.call_soon_threadsafe(self.fake.knobs.resume.set)
-
-    def wait_until(self, condition: Callable[[], bool], limit_s: float = 5.0) -> None:
-        """Wait for something on the gateway's loop; raises TimeoutError."""
-
-        async def poll() -> None:
-            async with asyncio.timeout(limit_s):
-                while not condition():
-                    await asyncio.sleep(0.005)
-
-        self.call(poll())
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -97,12 +100,9 @@ class GatewayThread:
         self.http = HttpServer(self.gateway, self._config, self._timeouts.drain_s)
         sock = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-        serving = asyncio.create_task(self.http.serve(sock))
-        while not self.http.started and not serving.done():
-            await asyncio.sleep(0.005)
         self._ready.set_result(None)
         try:
-            await serving
+            await self.http.serve(sock)
         finally:
             await client.close()
             await self.rpc.stop(0)

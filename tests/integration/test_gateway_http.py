@@ -1,0 +1,322 @@
+"""The gateway's rules over real HTTP, with a fake router behind real gRPC and clients as users have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from common.base.errors import Cancelled, DeadlineExceeded, Internal, Overloaded, PandoError, PeerLost
+from tests.support.api_cases import Target, check_broken_stream, text_of
+from tests.support.fake_inference import MODEL, Knobs
+from tests.support.gateway_thread import GatewayThread
+
+CHAT = "/v1/chat/completions"
+HELLO: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
+PROMPT: dict[str, Any] = {"model": MODEL, "prompt": "hello", "max_tokens": 8}
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[GatewayThread]:
+    with GatewayThread(max_body_bytes=100_000, max_parallel_prompts=3, max_prompts=8, max_choices=16) as running:
+        yield running
+
+
+@pytest.fixture
+def gateway(shared: GatewayThread) -> Iterator[GatewayThread]:
+    shared.set_knobs(Knobs())
+    shared.fake.requests.clear()
+    yield shared
+    shared.resume()
+    shared.settle()
+
+
+@pytest.fixture
+def target(gateway: GatewayThread) -> Target:
+    return Target(gateway.url, MODEL)
+
+
+@pytest.fixture
+def sdk(gateway: GatewayThread) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_sdk_streams_what_it_gets_in_one_piece(sdk: openai.OpenAI) -> None:
+    whole = sdk.chat.completions.create(**HELLO)
+    chunks = list(sdk.chat.completions.create(**HELLO, stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage is not None and whole.usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 8
+    assert whole.usage.prefill_time == 0.25 and whole.usage.decode_time == 0.5  # type: ignore[attr-defined]
+    assert whole.id.startswith("chatcmpl-") and whole.object == "chat.completion"
+
+
+def test_sdk_reads_logprobs_of_both_styles(sdk: openai.OpenAI) -> None:
+    chat = sdk.chat.completions.create(**HELLO, logprobs=True, top_logprobs=2)
+    assert chat.choices[0].logprobs is not None and chat.choices[0].logprobs.content is not None
+    assert [len(entry.top_logprobs) for entry in chat.choices[0].logprobs.content] == [2] * 8
+    plain = sdk.completions.create(**PROMPT, logprobs=2, echo=True)
+    assert plain.choices[0].logprobs is not None and plain.choices[0].logprobs.tokens is not None
+    assert len(plain.choices[0].logprobs.tokens) == len("hello") + 8
+
+
+def test_sdk_lists_and_finds_models(sdk: openai.OpenAI) -> None:
+    assert [model.id for model in sdk.models.list()] == [MODEL]
+    assert sdk.models.retrieve(MODEL).owned_by == "pando"
+    with pytest.raises(openai.NotFoundError) as caught:
+        sdk.models.retrieve("org/other")
+    assert caught.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "headers"),
+    [
+        (Overloaded("full", retry_after_s=2.5), openai.RateLimitError, {"retry-after": "3", "x-should-retry": "true"}),
+        (PeerLost("gone"), openai.InternalServerError, {"retry-after": "1", "x-should-retry": "true"}),
+        (DeadlineExceeded("late"), openai.InternalServerError, {"x-should-retry": "false"}),
+        (Internal("bug"), openai.InternalServerError, {"x-should-retry": "false"}),
+        (Cancelled("aborted"), openai.APIStatusError, {"x-should-retry": "false"}),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_failure_before_the_first_byte_has_its_status(
+    gateway: GatewayThread, sdk: openai.OpenAI, error: PandoError, raised: Any, headers: dict[str, str], stream: bool
+) -> None:
+    gateway.set_knobs(Knobs(fail_at=0, error=error))
+    with pytest.raises(raised) as caught:
+        sdk.chat.completions.create(**HELLO, stream=stream)
+    response = caught.value.response
+    assert response.status_code == error.http_status
+    assert {name: response.headers.get(name) for name in headers} == headers
+    assert caught.value.code == error.reason
+    assert ("retry-after" in response.headers) == (error.http_status in (429, 503))
+
+
+def test_failure_in_midstream_is_an_error_event(gateway: GatewayThread, target: Target, sdk: openai.OpenAI) -> None:
+    before = target.outcomes("server_error")
+    gateway.set_knobs(Knobs(fail_at=5, error=PeerLost("decode worker gone")))
+    events = target.stream(CHAT, HELLO)
+    check_broken_stream(events)
+    assert events[-1]["error"]["code"] == "peer_lost" and len(events) > 3
+    with pytest.raises(openai.APIError, match="decode worker gone"):
+        list(sdk.chat.completions.create(**HELLO, stream=True))
+    gateway.settle()
+    assert target.outcomes("server_error") == before + 2
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/generate"])
+@pytest.mark.parametrize("knobs", [Knobs(cut_at=3), Knobs(abort_at=3)])
+def test_stream_without_an_end_is_never_finished(
+    gateway: GatewayThread, target: Target, path: str, knobs: Knobs
+) -> None:
+    gateway.set_knobs(knobs)
+    body = {CHAT: HELLO, "/v1/completions": PROMPT, "/generate": {"text": "hello"}}[path]
+    events = target.stream(path, body)
+    assert "error" in events[-1] and "error" not in events[-2]
+    assert target.post(path, body).status_code in (499, 503)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_leaving_cancels_the_call_at_once(gateway: GatewayThread, target: Target, stream: bool) -> None:
+    before, cancelled = target.outcomes("disconnect"), gateway.fake.num_cancelled
+    gateway.set_knobs(Knobs(pause_at=3))
+    with target.client() as client:
+        request = client.build_request("POST", CHAT, json={**HELLO, "stream": stream}, timeout=0.3)
+        if stream:
+            response = client.send(request, stream=True)
+            next(response.iter_lines())
+            response.close()
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                client.send(request)
+    assert gateway.fake.wait_for(lambda: gateway.fake.num_cancelled == cancelled + 1, 1.0)
+    gateway.settle()
+    assert target.outcomes("disconnect") == before + 1
+
+
+def test_leaving_cancels_all_prompts_of_a_batch(gateway: GatewayThread, target: Target) -> None:
+    gateway.set_knobs(Knobs(pause_at=3))
+    body = {**PROMPT, "prompt": ["a", "b", "c"], "stream": True}
+    with target.client() as client, client.stream("POST", "/v1/completions", json=body) as response:
+        next(response.iter_lines())
+        paused = gateway.fake.num_paused
+        assert gateway.fake.wait_for(lambda: gateway.fake.num_active == 3 or gateway.fake.num_paused > paused)
+    assert gateway.fake.wait_for(lambda: gateway.fake.num_active == 0, 1.0)
+
+
+def test_batch_runs_bounded_and_numbers_choices_by_prompt(gateway: GatewayThread, target: Target) -> None:
+    prompts = [f"prompt {number}" for number in range(8)]
+    gateway.fake.max_active = 0
+    body = {**PROMPT, "prompt": prompts, "n": 2, "seed": 5}
+    answer = target.ok("/v1/completions", body)
+    assert [choice["index"] for choice in answer["choices"]] == list(range(16))
+    assert gateway.fake.max_active == 3
+    for number in (0, 7):
+        alone = target.ok("/v1/completions", {**body, "prompt": prompts[number]})["choices"]
+        batch = answer["choices"][2 * number : 2 * number + 2]
+        assert [choice["text"] for choice in alone] == [choice["text"] for choice in batch]
+    assert answer["usage"]["prompt_tokens"] == 8 * len("prompt 0") and answer["usage"]["completion_tokens"] == 128
+    events = target.stream("/v1/completions", body)
+    for choice in answer["choices"]:
+        mine = [part for event in events for part in event["choices"] if part["index"] == choice["index"]]
+        assert "".join(part["text"] for part in mine) == choice["text"]
+        assert [part["finish_reason"] for part in mine if part["finish_reason"]] == ["length"]
+
+
+def test_one_failing_prompt_fails_the_batch_with_its_error(target: Target) -> None:
+    error = target.refused("/v1/completions", {**PROMPT, "prompt": ["a", "", "b"]})
+    assert error["param"] == "prompt"
+
+
+def test_prompt_shapes_mean_the_same(target: Target) -> None:
+    ids = list(b"hello")
+    answers = [
+        target.ok("/v1/completions", {**PROMPT, "prompt": prompt}) for prompt in ("hello", ["hello"], ids, [ids])
+    ]
+    assert len({answer["choices"][0]["text"] for answer in answers}) == 1
+
+
+def test_echo_of_ids_and_scoring_without_output(target: Target) -> None:
+    body = {"model": MODEL, "prompt": list(b"hi"), "echo": True, "logprobs": 1, "max_tokens": 0}
+    choice = target.ok("/v1/completions", body)["choices"][0]
+    assert choice["text"] == "hi" and choice["logprobs"]["tokens"] == ["h", "i"]
+    events = target.stream("/v1/completions", body)
+    assert text_of(events) == "hi"
+
+
+def test_model_may_be_left_out(target: Target) -> None:
+    body = {key: value for key, value in HELLO.items() if key != "model"}
+    assert target.ok(CHAT, body)["model"] == MODEL
+
+
+@pytest.mark.parametrize(
+    ("path", "raw", "status", "param", "code"),
+    [
+        (CHAT, b"{", 400, None, "invalid_json"),
+        (CHAT, b"[]", 400, None, "invalid_json"),
+        (CHAT, b'{"messages": [{"role": "user", "content": "\xff"}]}', 400, None, "invalid_json"),
+        (CHAT, b"{}", 400, "messages", "missing_field"),
+        (CHAT, b" " * 100_001, 413, None, "body_too_large"),
+        ("/v1/completions", b'{"prompt": {}}', 400, "prompt", "invalid_request"),
+        ("/generate", b'{"text": "a", "input_ids": [1]}', 400, "text", "invalid_request"),
+        ("/nowhere", b"{}", 404, None, "not_found"),
+        ("/health", b"{}", 405, None, "method_not_allowed"),
+    ],
+)
+def test_refusals_have_one_shape(
+    target: Target, path: str, raw: bytes, status: int, param: str | None, code: str
+) -> None:
+    with target.client() as client:
+        response = client.post(path, content=raw)
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == (param, code) and error["message"]
+    assert response.headers["x-request-id"] and response.headers["x-should-retry"] == "false"
+
+
+def test_body_without_a_length_is_limited_too(target: Target) -> None:
+    with target.client() as client:
+        response = client.post(CHAT, content=(b" " * 1000 for _ in range(200)))
+    assert response.status_code == 413
+
+
+def test_request_id_is_ours_unless_the_clients_is_sane(gateway: GatewayThread, target: Target) -> None:
+    with target.client() as client:
+        ids = [
+            client.post(CHAT, json=HELLO, headers=headers).headers["x-request-id"]
+            for headers in ({}, {"x-request-id": "abc-1"}, {"x-request-id": "a b"}, {"x-request-id": "x" * 500})
+        ]
+    assert ids[1] == "abc-1"
+    assert [ids[0], ids[2], ids[3]] == [gateway.fake.requests[index].request_id for index in (0, 2, 3)]
+
+
+def test_native_answers_and_streams_the_text_so_far(target: Target) -> None:
+    body = {"text": "hello", "sampling_params": {"max_new_tokens": 6}, "return_logprob": True, "logprob_start_len": 0}
+    whole = target.ok("/generate", body)
+    meta = whole["meta_info"]
+    assert (meta["prompt_tokens"], meta["completion_tokens"], meta["cached_tokens"]) == (5, 6, 0)
+    assert meta["finish_reason"] == {"type": "length", "length": 6} and meta["e2e_latency"] > 0
+    assert [entry[1] for entry in meta["output_token_logprobs"]] == whole["output_ids"]
+    assert [entry[1] for entry in meta["input_token_logprobs"]] == list(b"hello")
+    events = target.stream("/generate", body)
+    assert events[-1]["text"] == whole["text"] and events[-1]["output_ids"] == whole["output_ids"]
+    assert all(events[-1]["text"].startswith(event["text"]) for event in events)
+    assert [event["meta_info"]["finish_reason"] is not None for event in events] == [False] * 5 + [True]
+    batch = target.post("/generate", {**body, "text": ["a", "b"]}).json()
+    assert [answer["meta_info"]["prompt_tokens"] for answer in batch] == [1, 1]
+
+
+def test_native_names_are_those_of_its_callers(target: Target) -> None:
+    body = {"text": "hello", "sampling_params": {"max_new_tokens": 0}}
+    assert target.refused("/generate", body)["param"] == "sampling_params.max_new_tokens"
+    assert target.refused("/generate", {"input_ids": [999]})["param"] == "input_ids"
+
+
+def test_tokenize_and_back(target: Target) -> None:
+    answer = target.ok("/tokenize", {"prompt": "é!", "return_token_strs": True})
+    assert answer["tokens"] == [0xC3, 0xA9, 0x21] and answer["count"] == 3 and answer["max_model_len"] == 2048
+    assert answer["token_strs"] == ["bytes:\\xc3", "bytes:\\xa9", "!"]
+    assert target.ok("/detokenize", {"tokens": answer["tokens"]}) == {"prompt": "é!"}
+    assert target.ok("/tokenize", {"messages": HELLO["messages"]})["count"] == len("user: hello\nassistant: ")
+
+
+def test_client_deadline_reaches_the_router(gateway: GatewayThread, target: Target) -> None:
+    gateway.set_knobs(Knobs(pause_at=0))
+    assert target.refused(CHAT, {**HELLO, "timeout_s": 0.1}, status=504)["code"] == "deadline_exceeded"
+
+
+def test_metrics_count_tokens_and_time(target: Target) -> None:
+    target.ok(CHAT, HELLO)
+    text = target.get("/metrics").text
+    for name in ("requests_running", "ttft_seconds_count", "itl_seconds_count", "e2e_seconds_count", "tokens_total"):
+        assert f"pando_gateway_{name}" in text
+    assert "HELP pando_gateway_ttft_seconds from arrival" in text
+
+
+def test_readiness_follows_the_router_and_liveness_does_not() -> None:
+    with GatewayThread() as gateway:
+        target = Target(gateway.url, MODEL)
+        assert target.get("/ready").json() == {"status": "ready"}
+        gateway.call(gateway.rpc.set_serving(False))
+        answer = target.get("/health/ready")
+        assert answer.status_code == 503 and "no ready workers" in answer.json()["reason"]
+        gateway.call(gateway.rpc.stop(0))
+        answer = target.get("/ready")
+        assert answer.status_code == 503 and gateway.router_address in answer.json()["reason"]
+        assert target.get("/").json() == {"status": "healthy"}
+        assert target.refused(CHAT, HELLO, status=503)["code"] == "peer_lost"
+
+
+def test_bound_on_running_requests_is_429() -> None:
+    with GatewayThread(max_running_requests=1) as gateway:
+        target = Target(gateway.url, MODEL)
+        gateway.set_knobs(Knobs(pause_at=1))
+        with target.client() as client, client.stream("POST", CHAT, json={**HELLO, "stream": True}) as first:
+            lines = first.iter_lines()
+            next(lines)
+            assert target.refused(CHAT, HELLO, status=429)["code"] == "overloaded"
+            gateway.resume()
+            assert "data: [DONE]" in list(lines)
+        gateway.settle()
+        assert target.ok(CHAT, HELLO)
+
+
+def test_drain_lets_a_stream_finish() -> None:
+    with GatewayThread() as gateway:
+        target = Target(gateway.url, MODEL)
+        gateway.set_knobs(Knobs(pause_at=3))
+        with target.client() as client, client.stream("POST", CHAT, json={**HELLO, "stream": True}) as response:
+            lines = response.iter_lines()
+            next(lines)
+            assert gateway.fake.wait_for(lambda: gateway.fake.num_paused == 1)
+            gateway.drain()
+            gateway.resume()
+            rest = list(lines)
+        assert rest[-2] == "data: [DONE]" and '"finish_reason":"length"' in rest[-4]
+    with pytest.raises(httpx.ConnectError):
+        target.get("/health")
