@@ -1,0 +1,133 @@
+"""Starts a router: the only place that constructs its parts. SIGTERM or Ctrl-C drains it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+from common.base.clock import monotonic
+from common.base.config import load_or_exit
+from common.base.logging import Logger, configure_logging, log_ready
+from common.base.metrics import MetricsServer, new_registry
+from common.base.model_config import ModelError
+from common.rpc.registry import RegistryReader
+from common.rpc.server import RpcServer
+from pando.v1 import inference_pb2_grpc
+from services.router.choice import Desk
+from services.router.config import RouterSettings
+from services.router.intake import Intake
+from services.router.load import LoadBook
+from services.router.loop import Fleet
+from services.router.membership import Membership
+from services.router.metrics import RouterMetrics
+from services.router.prefix_view import PrefixView
+from services.router.prompts import Model, PromptPool
+from services.router.running import RunningTable
+from services.router.service import SERVICE_NAME, InferenceService
+from services.router.upkeep import keep_health_and_metrics
+from services.router.worker_rpc import WorkerRpc
+
+
+class CannotStart(Exception):
+    """The process cannot do its job; the message is one line for the operator."""
+
+
+class Router:
+    """All parts of one router, wired."""
+
+    def __init__(self, settings: RouterSettings, model: Model, log: Logger) -> None:
+        config = settings.router
+        timeouts = settings.timeouts.scaled()
+        self._settings = settings
+        self._drain_s = timeouts.drain_s
+        self._log = log
+        self._registry = new_registry()
+        self._metrics = RouterMetrics(self._registry)
+        self._rpc = WorkerRpc(timeouts)
+        self._reader = RegistryReader(settings.registry.url, settings.registry.cluster, timeouts.ping_s)
+        membership = Membership(timeouts.engine_stall_s)
+        view = PrefixView(config.max_view_blocks)
+        self._fleet = Fleet(
+            reader=self._reader,
+            rpc=self._rpc,
+            membership=membership,
+            view=view,
+            load=LoadBook(),
+            poll_s=config.poll_s,
+            log=log,
+        )
+        self._pool = PromptPool(config.tokenizer_threads, config.inline_prompt_chars)
+        self._running = RunningTable(config.max_concurrent_requests, config.max_queued_tokens)
+        strict = config.context_policy == "strict"
+        self._service = InferenceService(
+            desk=Desk(config, self._fleet, self._rpc, model.tokenizer, self._metrics, monotonic, log),
+            intake=Intake(model, membership, self._pool, limits=settings.limits, strict_context=strict),
+            model=model,
+            pool=self._pool,
+            running=self._running,
+            limits=settings.limits,
+            request_s=timeouts.request_s,
+            created_unix_s=int(time.time()),
+        )
+        self._server = RpcServer(timeouts, [SERVICE_NAME])
+        inference_pb2_grpc.add_InferenceServicer_to_server(self._service, self._server.grpc)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop`, then let running requests end. Raises CannotStart."""
+        config = self._settings.router
+        try:
+            exporter = MetricsServer(self._registry, config.host, config.metrics_port)
+        except OSError as error:
+            raise CannotStart(f"metrics port {config.metrics_port}: {error.strerror}; set --metrics-port") from error
+        try:
+            port = self._server.bind(config.host, config.port)
+        except OSError as error:
+            exporter.close()
+            raise CannotStart(f"{error}; set --port") from error
+        await self._server.start()
+        self._fleet.start()
+        upkeep = asyncio.create_task(
+            keep_health_and_metrics(self._server, self._fleet, self._running, self._metrics, config.poll_s)
+        )
+        log_ready(address=f"{config.host}:{port}", metrics=exporter.address)
+        await stop.wait()
+        self._log.info("draining", num_running=len(self._running))
+        upkeep.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await upkeep
+        await self._server.stop(self._drain_s)
+        await self._fleet.close()
+        await self._rpc.close()
+        await self._reader.close()
+        self._pool.close()
+        exporter.close()
+
+
+async def serve(settings: RouterSettings, model: Model, log: Logger) -> None:
+    """Run a router until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await Router(settings, model, log).run(stop)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Entry point; returns the exit status."""
+    settings = load_or_exit(RouterSettings, argv, "services.router")
+    log = configure_logging(settings.log, service="router")
+    try:
+        model = Model.load(settings.router.model_path, settings.router.served_model_name)
+        asyncio.run(serve(settings, model, log))
+    except (ModelError, CannotStart) as error:
+        print(f"services.router: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

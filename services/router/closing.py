@@ -1,0 +1,65 @@
+"""Whether tokens that were sent already end a request, and the text that was still held back.
+
+A worker may die between the last token and the finish. Then nothing is left to generate: the router ends the stream
+itself, from the tokens alone, as the worker would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.sched.params import SamplingParams
+from common.tokenizer.detokenizer import IncrementalDetokenizer
+from common.tokenizer.tokenizer import Tokenizer
+from services.router.job import Job
+
+
+@dataclass(slots=True, frozen=True)
+class Closing:
+    """How a choice ended.
+
+    Attributes:
+        stopped: by a stop token or string; otherwise by length.
+        stop_reason: the stop string, or the text of the stop token; empty for end-of-sequence and length.
+        text: characters that were not sent yet.
+    """
+
+    stopped: bool
+    stop_reason: str
+    text: str
+
+
+def detokenizer(params: SamplingParams, tokenizer: Tokenizer) -> IncrementalDetokenizer:
+    """A detokenizer as the worker uses it for these parameters."""
+    return IncrementalDetokenizer(
+        tokenizer,
+        skip_special_tokens=params.skip_special_tokens,
+        stop=params.stop,
+        include_stop_str=params.include_stop_str,
+        min_tokens=params.min_tokens,
+    )
+
+
+def closing(job: Job, tokenizer: Tokenizer, token_ids: Sequence[int], text_offset: int) -> Closing | None:
+    """How `token_ids` end the job, `text_offset` characters of it sent; None when there is more to generate."""
+    stop_token = _stop_token(job, token_ids)
+    text = detokenizer(job.params, tokenizer)
+    whole = text.feed(token_ids if stop_token is None else token_ids[:-1])
+    if text.stop_match is None and stop_token is None and len(token_ids) < job.params.max_tokens:
+        return None
+    whole += text.finish()
+    if text.stop_match is not None:
+        return Closing(True, text.stop_match, whole[text_offset:])
+    if stop_token is None:
+        return Closing(False, "", whole[text_offset:])
+    named = stop_token in job.params.stop_token_ids
+    return Closing(True, tokenizer.decode([stop_token], False) if named else "", whole[text_offset:])
+
+
+def _stop_token(job: Job, token_ids: Sequence[int]) -> int | None:
+    if not token_ids or len(token_ids) < job.params.min_tokens:
+        return None
+    last = token_ids[-1]
+    ends = last in job.params.stop_token_ids or (last in job.eos_ids and not job.params.ignore_eos)
+    return last if ends else None

@@ -1,0 +1,71 @@
+"""What can be set on the router: its own section, the limits on requests, and where the registry is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from common.base.config import RegistryConfig, Section, Settings
+
+
+class RouterConfig(Section):
+    """Addresses, planning and bounds of the router."""
+
+    host: str = Field("127.0.0.1", description="address to listen on; loopback unless the network is trusted")
+    port: int = Field(50051, ge=0, le=65535, description="port of the gRPC API; 0 picks a free one")
+    metrics_port: int = Field(0, ge=0, le=65535, description="port of the Prometheus exporter; 0 picks a free one")
+    model_path: Path = Field(
+        Path("models/SmolLM2-135M-Instruct"), description="model directory (config.json and tokenizer.json are read)"
+    )
+    served_model_name: str = Field("", description="name of the model in the API; empty: the folder's name")
+    poll_s: float = Field(0.5, gt=0, description="seconds between two looks at the registry and at every worker's load")
+    remote_prefill_min_tokens: int = Field(
+        64, ge=1, description="uncached tokens from which a prefill worker computes the prompt; below, decode does"
+    )
+    expected_output_tokens: int = Field(
+        128, ge=1, description="tokens that a request is expected to generate, for the load of its worker"
+    )
+    max_attempts: int = Field(4, ge=1, description="most workers that one choice is tried on, first try included")
+    migration_wait_s: float = Field(
+        5.0, ge=0, description="seconds that a stream which lost its worker waits for another one to appear"
+    )
+    max_concurrent_requests: int = Field(1024, ge=1, description="most requests in flight; more are refused with 429")
+    max_queued_tokens: int = Field(
+        1_000_000, ge=1, description="most prompt tokens of requests without a first token; more are refused with 429"
+    )
+    max_view_blocks: int = Field(4_000_000, ge=1, description="most KV blocks in the prefix view, about 300 bytes each")
+    context_policy: Literal["clamp", "strict"] = Field(
+        "clamp", description="max_tokens beyond the context: clamp cuts it to what is left, strict refuses the request"
+    )
+    tokenizer_threads: int = Field(2, ge=1, description="threads that render and tokenise prompts")
+    inline_prompt_chars: int = Field(
+        256, ge=0, description="prompts up to this length are tokenised on the event loop; longer ones in a thread"
+    )
+
+
+class LimitsConfig(Section):
+    """Bounds on what one request may ask for."""
+
+    max_n: int = Field(16, ge=1, description="most choices of one request")
+    max_stop_strings: int = Field(4, ge=0, description="most stop strings")
+    max_stop_chars: int = Field(256, ge=1, description="longest stop string, in characters")
+    max_stop_token_ids: int = Field(64, ge=0, description="most stop token ids")
+    max_logprobs: int = Field(20, ge=0, description="most alternatives per token in logprobs and prompt_logprobs")
+    max_logit_bias: int = Field(300, ge=0, description="most entries of logit_bias")
+    max_temperature: float = Field(2.0, ge=0, description="highest temperature")
+    max_output_tokens: int = Field(0, ge=0, description="max_tokens is cut to this; 0: only the context limits it")
+    max_prompt_bytes: int = Field(4 * 1024 * 1024, ge=1, description="longest prompt text in bytes of UTF-8")
+    max_messages: int = Field(4096, ge=1, description="most messages of a chat prompt")
+    max_id_chars: int = Field(128, ge=1, description="longest request id, session id and cache salt, in characters")
+
+
+class RouterSettings(Settings):
+    """Everything `python -m services.router` reads."""
+
+    flat_section: ClassVar[str] = "router"
+
+    router: RouterConfig = RouterConfig()
+    limits: LimitsConfig = LimitsConfig()
+    registry: RegistryConfig = RegistryConfig()

@@ -1,0 +1,203 @@
+"""Between the wire and the router's dataclasses; with `service.py` and `worker_rpc.py` the only place that builds
+or reads protobuf messages. Frames are the exception: they pass from worker to client as they came, because parsing and
+rebuilding each would be most of the router's work per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from common.base.errors import InvalidRequest
+from common.rpc.convert import join_hashes, sampling_from_pb
+from common.sched.params import SamplingParams
+from pando.v1 import inference_pb2, types_pb2, worker_pb2
+from services.router.job import Chat, Job, Prompt, Wish
+from services.router.membership import Identity, Info, Member, Stats
+from services.router.policy import Candidate, Plan
+from services.router.prefix_view import Update
+
+
+def wish_from_pb(message: inference_pb2.GenerateRequest) -> Wish:
+    """A generation request as plain data, nothing checked but the JSON in it.
+
+    Raises:
+        InvalidRequest: a JSON field is broken.
+        Unsupported: a grammar is asked for.
+    """
+    sampling = message.sampling
+    return Wish(
+        request_id=message.request_id,
+        model=message.model,
+        prompt=prompt_from_pb(message),
+        output_ids=tuple(message.output_token_ids),
+        params=sampling_from_pb(sampling),
+        max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
+        seed=sampling.seed if sampling.HasField("seed") else None,
+        n=message.n or 1,
+        cache_salt=message.cache_salt,
+        priority=message.priority,
+        session_id=message.session_id,
+        return_prompt_ids=message.return_prompt_token_ids,
+    )
+
+
+def prompt_from_pb(message: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> Prompt | None:
+    """The prompt of a request; None when it has none."""
+    kind = message.WhichOneof("prompt")
+    if kind == "text":
+        return message.text
+    if kind == "chat":
+        return _chat_from_pb(message.chat)
+    if isinstance(message, inference_pb2.GenerateRequest) and kind == "token_ids":
+        return tuple(message.token_ids.ids)
+    return None
+
+
+def _chat_from_pb(chat: types_pb2.ChatPrompt) -> Chat:
+    return Chat(
+        messages=[_message_from_pb(message) for message in chat.messages],
+        tools=_json(chat.tools_json, list, "tools"),
+        continue_final_message=chat.continue_final_message,
+        template_kwargs=_json(chat.template_kwargs_json, dict, "chat_template_kwargs") or {},
+    )
+
+
+def _message_from_pb(message: types_pb2.ChatMessage) -> Mapping[str, Any]:
+    return {
+        "role": message.role,
+        "content": message.content,
+        "name": message.name or None,
+        "tool_calls": _json(message.tool_calls_json, list, "messages"),
+        "tool_call_id": message.tool_call_id or None,
+    }
+
+
+def _json(text: str, kind: type, param: str) -> Any:
+    if not text:
+        return None
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(f"{param} is not valid JSON", param=param) from error
+    if not isinstance(value, kind):
+        raise InvalidRequest(f"{param} must be a JSON {'array' if kind is list else 'object'}", param=param)
+    return value
+
+
+def sampling_to_pb(params: SamplingParams, seed: int) -> types_pb2.SamplingParams:
+    """The inverse of `sampling_from_pb`, every default spelled out."""
+    return types_pb2.SamplingParams(
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=params.logit_bias,
+        stop=params.stop,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+        include_stop_str=params.include_stop_str,
+        skip_special_tokens=params.skip_special_tokens,
+        seed=seed,
+    )
+
+
+def decode_request(
+    job: Job, plan: Plan, *, choice: int, attempt: int, output_ids: Sequence[int], text_offset: int
+) -> worker_pb2.DecodeServiceGenerateRequest:
+    """The call to the decode worker for one attempt at one choice, which has `output_ids` so far."""
+    return worker_pb2.DecodeServiceGenerateRequest(
+        request=worker_pb2.WorkerRequest(
+            request_id=f"{job.request_id}.{choice}.{attempt}",
+            prompt_token_ids=job.prompt_ids,
+            output_token_ids=output_ids,
+            sampling=sampling_to_pb(job.params, job.seed),
+            choice=choice,
+            attempt=attempt,
+            priority=job.priority,
+            cache_salt=job.cache_salt,
+            prefix_hashes=join_hashes(job.hashes),
+            namespace=job.namespace,
+        ),
+        prefill=_worker_ref(plan.prefill) if plan.prefill else None,
+        sources=[
+            worker_pb2.BlockSource(worker=_worker_ref(source.worker), num_blocks=source.num_blocks)
+            for source in plan.sources
+        ],
+        text_offset=text_offset,
+    )
+
+
+def _worker_ref(worker: Candidate) -> worker_pb2.WorkerRef:
+    return worker_pb2.WorkerRef(worker_id=worker.key[0], incarnation=worker.key[1], address=worker.address)
+
+
+def info_from_pb(message: worker_pb2.GetInfoResponse) -> Info:
+    """A worker's description of itself."""
+    identity = message.identity
+    return Info(
+        worker_id=message.worker_id,
+        incarnation=message.incarnation,
+        roles=tuple(message.roles),
+        identity=Identity(identity.namespace, identity.numerics_id, identity.block_bytes, identity.block_size),
+        max_model_len=message.max_model_len,
+        num_blocks=message.num_blocks,
+        transports=tuple(endpoint.driver for endpoint in message.endpoints),
+        pid=message.pid,
+    )
+
+
+def stats_from_pb(message: worker_pb2.GetStatsResponse) -> Stats:
+    """A worker's load."""
+    return Stats(
+        incarnation=message.incarnation,
+        num_running=message.num_running,
+        num_waiting=message.num_waiting,
+        waiting_tokens=message.waiting_tokens,
+        blocks_free=message.blocks_free,
+        blocks_cached=message.blocks_cached,
+        blocks_held=message.blocks_held,
+        engine_step_age_s=message.engine_step_age_s,
+        prefill_tokens_per_s=message.prefill_tokens_per_s,
+        draining=message.draining,
+    )
+
+
+def update_from_pb(message: worker_pb2.WatchResponse) -> Update:
+    """One message of a worker's index stream."""
+    return Update(
+        seq=message.seq,
+        changes=[(event.kind, event.prefix_hash, event.tier) for event in message.events],
+        snapshot=message.snapshot,
+        snapshot_end=message.snapshot_end,
+    )
+
+
+def status_to_pb(member: Member, blocks_in_view: int) -> inference_pb2.WorkerStatus:
+    """A worker as ListWorkers shows it."""
+    stats = member.stats
+    return inference_pb2.WorkerStatus(
+        worker_id=member.record.worker_id,
+        incarnation=member.record.incarnation,
+        address=member.record.address,
+        roles=member.record.roles,
+        state=member.state.value,
+        num_running=stats.num_running,
+        num_waiting=stats.num_waiting,
+        waiting_tokens=stats.waiting_tokens,
+        blocks_free=stats.blocks_free,
+        blocks_cached=stats.blocks_cached,
+        blocks_held=stats.blocks_held,
+        blocks_in_view=blocks_in_view,
+        transports=member.info.transports,
+        pid=member.info.pid,
+    )

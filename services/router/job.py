@@ -1,0 +1,79 @@
+"""One request on its way through the router: what the client wished, and the job that came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.sched.params import SamplingParams
+
+
+@dataclass(slots=True, frozen=True)
+class Chat:
+    """Messages for the chat template, as the template sees them."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    continue_final_message: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+Prompt = str | Chat | tuple[int, ...]
+"""Text, messages, or token ids."""
+
+
+@dataclass(slots=True, frozen=True)
+class Wish:
+    """A generation request as it came in, nothing checked.
+
+    Attributes:
+        prompt: None when the client sent none.
+        output_ids: output that the client already has; generation goes on after it.
+        params: `max_tokens` in it means nothing; see below.
+        max_tokens: None when unset.
+        seed: None when unset.
+    """
+
+    request_id: str
+    model: str
+    prompt: Prompt | None
+    output_ids: tuple[int, ...]
+    params: SamplingParams
+    max_tokens: int | None
+    seed: int | None
+    n: int
+    cache_salt: str
+    priority: int
+    session_id: str
+    return_prompt_ids: bool
+
+
+@dataclass(slots=True, frozen=True)
+class Job:
+    """A request that was checked, tokenised and hashed; ready to plan.
+
+    Attributes:
+        params: with the true `max_tokens`: most output tokens, `output_ids` included.
+        eos_ids: tokens that end the output unless `params.ignore_eos`.
+        hashes: prefix hashes of the prompt's full blocks.
+        namespace: of the KV that the cluster's workers share.
+        text_offset: characters of text that `output_ids` already gave.
+        deadline_s: on the monotonic clock.
+    """
+
+    request_id: str
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+    params: SamplingParams
+    eos_ids: frozenset[int]
+    seed: int
+    n: int
+    cache_salt: str
+    priority: int
+    return_prompt_ids: bool
+    hashes: Sequence[bytes]
+    block_size: int
+    namespace: bytes
+    text_offset: int
+    deadline_s: float

@@ -1,0 +1,256 @@
+"""The shell around membership and prefix view: polls the registry, pings members, follows their indexes.
+
+Three kinds of tasks, all owned here and ended by `close`: the poll, one ping or handshake per worker and round, one
+watch per member. Nothing here decides; events go into `Membership`, its actions are carried out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from common.base.errors import DeadlineExceeded, PandoError, Unavailable
+from common.base.logging import Logger
+from common.rpc.registry import WorkerRecord
+from services.router.load import LoadBook
+from services.router.membership import (
+    Action,
+    CallFailed,
+    Eject,
+    Event,
+    Handshake,
+    HandshakeAnswered,
+    HandshakeFailed,
+    Join,
+    Member,
+    Membership,
+    PingAnswered,
+    PingFailed,
+    Record,
+    Refuse,
+    RegistryListed,
+    WorkerState,
+)
+from services.router.policy import Candidate
+from services.router.prefix_view import PrefixView, WorkerKey
+from services.router.worker_rpc import WorkerRpc
+
+WATCH_BACKOFF_S = 0.2
+
+
+class Reader(Protocol):
+    """Lists the registry; raises Unavailable when it does not answer."""
+
+    async def list_workers(self) -> list[WorkerRecord]:
+        """All live entries."""
+
+
+class Fleet:
+    """The workers as the router sees them. Lives on one event loop."""
+
+    def __init__(
+        self,
+        *,
+        reader: Reader,
+        rpc: WorkerRpc,
+        membership: Membership,
+        view: PrefixView,
+        load: LoadBook,
+        poll_s: float,
+        log: Logger,
+    ) -> None:
+        self.membership = membership
+        self.view = view
+        self.load = load
+        self._reader = reader
+        self._rpc = rpc
+        self._poll_s = poll_s
+        self._log = log
+        self._changed = asyncio.Event()
+        self._watches: dict[WorkerKey, asyncio.Task[None]] = {}
+        self._pinging: set[WorkerKey] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._registry_lost = False
+
+    def start(self) -> None:
+        """Begin to poll; the first look happens at once."""
+        self._spawn(self._poll())
+
+    async def close(self) -> None:
+        """End all tasks."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def candidates(self) -> list[Candidate]:
+        """Workers that may take something new: the ready ones; suspects only for a role that no ready one has."""
+        members = [member for member in self.membership.members if member.state is not WorkerState.DRAINING]
+        ready = [member for member in members if member.state is WorkerState.READY]
+        usable = list(ready)
+        for role in ("decode", "prefill"):
+            if not any(member.has_role(role) for member in ready):
+                usable += [member for member in members if member.has_role(role) and member not in usable]
+        return [self._candidate(member) for member in usable]
+
+    def is_ready(self, key: WorkerKey) -> bool:
+        """Whether this life of a worker is a ready member."""
+        return any(member.key == key and member.state is WorkerState.READY for member in self.membership.members)
+
+    def call_failed(self, key: WorkerKey) -> None:
+        """A request's call to a worker broke: it is suspect until it answers, and is asked at once."""
+        self._handle_soon(CallFailed(key))
+        for member in self.membership.members:
+            if member.key == key:
+                self._ping(member)
+
+    def wake(self) -> None:
+        """Let all who wait for a change look again."""
+        self._changed.set()
+
+    async def wait_for_change(self, timeout_s: float) -> None:
+        """Return when a member joined, left, or changed its state, or after `timeout_s`."""
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    def _candidate(self, member: Member) -> Candidate:
+        key = member.key
+        return Candidate(
+            key=key,
+            address=member.record.address,
+            can_decode=member.has_role("decode"),
+            can_prefill=member.has_role("prefill"),
+            queued_tokens=max(self.load.outstanding_tokens(key), member.stats.waiting_tokens),
+            last_used=self.load.last_used(key),
+        )
+
+    async def _poll(self) -> None:
+        while True:
+            await self._read_registry()
+            for member in self.membership.members:
+                self._ping(member)
+            await asyncio.sleep(self._poll_s)
+
+    async def _read_registry(self) -> None:
+        try:
+            records = await self._reader.list_workers()
+        except (Unavailable, TypeError, ValueError) as error:  # unreachable, or an entry that nobody can read
+            if not self._registry_lost:
+                self._log.warning("registry unreachable; serving goes on", error=str(error))
+            self._registry_lost = True
+            return
+        if self._registry_lost:
+            self._log.info("registry reachable again")
+        self._registry_lost = False
+        await self._handle(RegistryListed([_record(record) for record in records]))
+
+    def _ping(self, member: Member) -> None:
+        if member.key not in self._pinging:
+            self._pinging.add(member.key)
+            self._spawn(self._ping_once(member.key, member.record.address))
+
+    async def _ping_once(self, key: WorkerKey, address: str) -> None:
+        event: Event
+        try:
+            event = PingAnswered(key, await self._rpc.get_stats(address))
+        except DeadlineExceeded:
+            event = PingFailed(key)
+        except PandoError as error:
+            event = PingFailed(key, refused=isinstance(error, Unavailable))
+        finally:
+            self._pinging.discard(key)
+        await self._handle(event)
+
+    async def _shake_hands(self, record: Record) -> None:
+        event: Event
+        try:
+            event = HandshakeAnswered(record, await self._rpc.get_info(record.address))
+        except PandoError as error:
+            self._log.debug("handshake failed", worker_id=record.worker_id, error=error.message)
+            event = HandshakeFailed(record)
+        await self._handle(event)
+
+    async def _watch(self, member: Member) -> None:
+        """Keep the view of one member exact for as long as it is one."""
+        key = member.key
+        while True:
+            try:
+                async with aclosing(self._rpc.watch(member.record.address, key[1])) as updates:
+                    async for update in updates:
+                        if not self.view.handle(key, update):
+                            break
+            except PandoError as error:
+                self._log.debug("watch broke", worker_id=key[0], error=error.message)
+            self.view.lost_track(key)
+            await asyncio.sleep(WATCH_BACKOFF_S)
+
+    def _handle_soon(self, event: Event) -> None:
+        """Fold in an event now, carry out its actions in a task."""
+        actions = self.membership.handle(event)
+        self._changed.set()
+        if actions:
+            self._spawn(self._carry_out(actions))
+
+    async def _handle(self, event: Event) -> None:
+        before = self._states()
+        actions = self.membership.handle(event)
+        await self._carry_out(actions)
+        if self._states() != before:
+            self._changed.set()
+
+    def _states(self) -> dict[WorkerKey, WorkerState]:
+        return {member.key: member.state for member in self.membership.members}
+
+    async def _carry_out(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            match action:
+                case Handshake():
+                    self._spawn(self._shake_hands(action.record))
+                case Join():
+                    self._join(action.member)
+                case Eject():
+                    await self._eject(action.member, action.cause)
+                case Refuse():
+                    self._log.error(
+                        "worker refused: its KV identity differs from the cluster's",
+                        worker_id=action.record.worker_id,
+                        identity=action.identity,
+                        expected=action.expected,
+                    )
+
+    def _join(self, member: Member) -> None:
+        self._log.info(
+            "worker joined", worker_id=member.record.worker_id, address=member.record.address, roles=member.record.roles
+        )
+        self._watches[member.key] = self._spawn(self._watch(member))
+        self._ping(member)
+
+    async def _eject(self, member: Member, cause: str) -> None:
+        self._log.warning("worker ejected", worker_id=member.record.worker_id, cause=cause)
+        watch = self._watches.pop(member.key)
+        watch.cancel()
+        self.view.remove(member.key)
+        self.load.forget(member.key)
+        await self._rpc.forget(member.record.address)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._log.error("background task of the router failed", exc_info=error)
+
+
+def _record(record: WorkerRecord) -> Record:
+    return Record(record.worker_id, record.incarnation, record.address, tuple(record.roles), record.draining)

@@ -1,0 +1,118 @@
+"""What the router measures; names follow `pando_router_<thing>_<unit>`.
+
+A `RequestTrace` follows one request and turns its frames into TTFT (time to first token), ITL (gap between two
+tokens), TPOT ((e2e - TTFT) / (n - 1) per choice) and e2e, so that these are never mixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from common.base.errors import PandoError
+from common.base.metrics import LATENCY_BUCKETS_S
+
+TIERS = ("l1", "l2", "l3", "peer")
+_OUTCOMES = {
+    "INVALID_ARGUMENT": "invalid",
+    "NOT_FOUND": "invalid",
+    "UNIMPLEMENTED": "invalid",
+    "RESOURCE_EXHAUSTED": "overloaded",
+    "UNAVAILABLE": "unavailable",
+    "ABORTED": "unavailable",
+    "DEADLINE_EXCEEDED": "deadline",
+    "CANCELLED": "abort",
+}
+
+
+def outcome_of(error: PandoError) -> str:
+    """The outcome label of a failed request."""
+    return _OUTCOMES.get(error.grpc_code, "error")
+
+
+class RouterMetrics:
+    """All metrics of one router, in the registry it was given."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"pando_router_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"pando_router_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str) -> Histogram:
+            return Histogram(f"pando_router_{name}", text, buckets=LATENCY_BUCKETS_S, registry=registry)
+
+        self.requests = counter("requests_total", "Generate requests by how they ended.", "outcome")
+        self.running = gauge("running_requests", "Requests in flight.")
+        self.queued_tokens = gauge("queued_tokens", "Prompt tokens of requests that have no first token yet.")
+        self.ttft = histogram("ttft_seconds", "Time from a request's arrival to its first token.")
+        self.itl = histogram(
+            "itl_seconds", "Gap between two tokens of a choice; a frame's gap is shared by its tokens."
+        )
+        self.tpot = histogram("tpot_seconds", "Time per output token after the first, per choice.")
+        self.e2e = histogram("e2e_seconds", "Time from a request's arrival to its end, successful ones.")
+        self.planning = histogram("planning_seconds", "Time from a request's arrival to its first call to a worker.")
+        self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of answered requests.")
+        self.cached_tokens = counter("cached_tokens_total", "Prompt tokens that nobody had to compute.", "tier")
+        self.generated_tokens = counter("generated_tokens_total", "Output tokens sent to clients.")
+        self.plans = counter("plans_total", "Placements by where and why the prompt is computed.", "reason")
+        self.retries = counter("retries_total", "Attempts repeated before the first token, by the leg blamed.", "leg")
+        self.migrations = counter("migrations_total", "Streams moved after the first token, by the leg blamed.", "leg")
+        self.workers = gauge("workers", "Workers by state.", "state")
+        self.view_blocks = gauge("view_blocks", "Different KV blocks in the prefix view.")
+        self.view_dropped = gauge("view_dropped_blocks", "Blocks that the prefix view had no room for.")
+        self.view_exact = gauge("view_exact_workers", "Workers whose entries in the prefix view are exact.")
+
+
+@dataclass(slots=True)
+class _ChoiceTimes:
+    first_s: float
+    last_s: float
+    num_tokens: int
+
+
+class RequestTrace:
+    """Times and tokens of one request."""
+
+    def __init__(self, metrics: RouterMetrics, now_s: float) -> None:
+        self._metrics = metrics
+        self._start_s = now_s
+        self._choices: dict[int, _ChoiceTimes] = {}
+
+    def planned(self, now_s: float) -> None:
+        """The first call to a worker leaves."""
+        self._metrics.planning.observe(now_s - self._start_s)
+
+    def tokens(self, choice: int, count: int, now_s: float) -> None:
+        """A frame with `count` tokens passes."""
+        self._metrics.generated_tokens.inc(count)
+        times = self._choices.get(choice)
+        if times is None:
+            if not self._choices:
+                self._metrics.ttft.observe(now_s - self._start_s)
+            self._choices[choice] = _ChoiceTimes(now_s, now_s, count)
+            return
+        gap_s = (now_s - times.last_s) / count
+        for _ in range(count):
+            self._metrics.itl.observe(gap_s)
+        times.last_s = now_s
+        times.num_tokens += count
+
+    def prompt(self, num_tokens: int, cached: Mapping[str, int]) -> None:
+        """The first choice tells what the prompt cost."""
+        self._metrics.prompt_tokens.inc(num_tokens)
+        for tier, count in cached.items():
+            self._metrics.cached_tokens.labels(tier).inc(count)
+
+    def finish(self, outcome: str, now_s: float) -> None:
+        """The request is over."""
+        self._metrics.requests.labels(outcome).inc()
+        if outcome != "ok":
+            return
+        self._metrics.e2e.observe(now_s - self._start_s)
+        for times in self._choices.values():
+            if times.num_tokens > 1:
+                self._metrics.tpot.observe((times.last_s - times.first_s) / (times.num_tokens - 1))

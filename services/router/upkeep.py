@@ -1,0 +1,33 @@
+"""What follows the fleet's state: the health that gRPC answers, and the gauges."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from common.rpc.server import RpcServer
+from services.router.loop import Fleet
+from services.router.membership import WorkerState
+from services.router.metrics import RouterMetrics
+from services.router.running import RunningTable
+
+
+async def keep_health_and_metrics(
+    server: RpcServer, fleet: Fleet, running: RunningTable, metrics: RouterMetrics, period_s: float
+) -> None:
+    """Run until cancelled: refresh on every change of a worker, and every `period_s`."""
+    while True:
+        await server.set_serving(fleet.membership.is_serving)
+        refresh_gauges(fleet, running, metrics)
+        await fleet.wait_for_change(period_s)
+
+
+def refresh_gauges(fleet: Fleet, running: RunningTable, metrics: RouterMetrics) -> None:
+    """Write the present state into the gauges."""
+    members = list(fleet.membership.members)
+    states = Counter(member.state for member in members)
+    for state in WorkerState:
+        metrics.workers.labels(state.value).set(states[state])
+    metrics.view_blocks.set(len(fleet.view))
+    metrics.view_dropped.set(fleet.view.num_dropped)
+    metrics.view_exact.set(sum(fleet.view.is_exact(member.key) for member in members))
+    metrics.queued_tokens.set(running.queued_tokens)
