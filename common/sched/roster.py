@@ -84,6 +84,25 @@ class Roster:
         request.keep_blocks &= reason in (FinishReason.STOP, FinishReason.LENGTH)
         self.forget_if_unused(request)
 
+    def end_if_due(self, request: Request, max_known_tokens: int) -> FinishReason | None:
+        """End a request whose output so far is all it may have; returns why, None when it goes on."""
+        due = request.due_finish(max_known_tokens)
+        if due is FinishReason.STOP:
+            request.stop_token = request.output_ids[-1]
+        if due is not None:
+            self.end(request, due)
+        return due
+
+    def end_if_impossible(self, request: Request, max_known_tokens: int) -> bool:
+        """End a request that can get no token more, well if it has some output, else with an error."""
+        if self.end_if_due(request, max_known_tokens) is not None:
+            return True
+        if request.num_tokens < max_known_tokens:
+            return False
+        request.error = f"{request.num_tokens} tokens leave no room for output: a request ends at {max_known_tokens}"
+        self.end(request, FinishReason.ERROR)
+        return True
+
     def forget_if_unused(self, request: Request) -> None:
         """Give back the blocks of an ended request and forget it, once no step and nobody else uses them."""
         assert request.status is Status.FINISHED, f"request {request.request_id} is {request.status}"

@@ -8,10 +8,10 @@
 A step is `schedule() -> StepPlan`, then the engine runs it, then `update(result)`. Between the two everything else may
 be called: blocks of a running plan are held, and what ends meanwhile is given back by `update`.
 
-Invariants: one plan is in flight at most, and what it refers to does not change until its `update`; tables of requests
-in a plan cover what it computes; running and landing requests take at most max_num_seqs seats (after a change of
-configuration: as soon as some have left). When blocks run short the last in rank loses its own, so the first in rank
-always gets on. Knows nothing about text, sockets, tensors or time.
+Invariants: one plan is in flight at most, and what it refers to does not change until its `update`; the tables of the
+requests in a plan cover what it computes. Who gets seats and blocks is decided in `seating`, where requests stand in
+`roster`, what a table holds in `tables`, how a step's budget is shared out in `batch`. Knows nothing about text,
+sockets, tensors or time.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from enum import StrEnum
 
 from common.base.errors import InvalidRequest
 from common.kv.block_cache import BlockCache
-from common.sched.batch import demand, share_out, to_steps
-from common.sched.config import Policy, SchedulerConfig
+from common.sched.batch import share_out, to_steps
+from common.sched.config import SchedulerConfig
 from common.sched.plan import SequenceStep, StepPlan, StepResult
 from common.sched.request import FinishReason, Request, RequestUpdate, Status
 from common.sched.roster import Roster
+from common.sched.seating import Seating
 from common.sched.tables import BlockTables
 
 
@@ -60,6 +61,7 @@ class Scheduler:
         self._config = config
         self._tables = BlockTables(cache)
         self._roster = Roster(self._tables)
+        self._seating = Seating(cache, self._tables, self._roster)
         self._plan: StepPlan | None = None
         self._num_steps = 0
         self._ended: list[RequestUpdate] = []
@@ -116,12 +118,17 @@ class Scheduler:
     def configure(self, config: SchedulerConfig) -> None:
         """Put another configuration in force from the next step on.
 
+        Waiting requests that are too long for it are reported by `take_ended`; running ones end at their next token.
+
         Raises:
             InvalidRequest: the block size differs.
         """
         if config.block_size != self._config.block_size:
             raise InvalidRequest("block_size cannot change while blocks exist", param="block_size")
         self._config = config
+        for request in list(self._roster.waiting):
+            if self._roster.end_if_impossible(request, self.max_known_tokens):
+                self._ended.append(_ended(request))
 
     def add(self, request: Request) -> Admission:
         """Let a request wait for its turn; OVERLOADED, and it is not taken, when too many tokens wait.
@@ -136,24 +143,23 @@ class Scheduler:
         if queued and queued + request.num_tokens > self._config.max_waiting_tokens:
             return Admission.OVERLOADED
         self._roster.wait(request)
-        self._end_at_the_door(request)
+        if self._roster.end_if_due(request, self.max_known_tokens) is not None:
+            self._ended.append(_ended(request))
         return Admission.ACCEPTED
 
     def reserve(self, request: Request) -> Reservation | None:
         """Hold the cached prefix of a request and blocks for the rest of its known tokens, whose KV will be fetched.
 
-        None, and it is not taken, when there is no room now: no seat, no blocks, or too many that have not landed.
+        None, and it is not taken, when there is no room now: no seat, no blocks, too many that have not landed, or
+        somebody waits who could not be seated.
 
         Raises:
             InvalidRequest: its id is taken, or it is too long for this worker.
         """
         self._require_possible(request)
         assert not request.num_missing_prompt_logprobs, f"request {request.request_id} must compute its whole prompt"
-        unlanded = self._roster.num_unlanded_blocks
-        max_new = self._config.max_landing_blocks - unlanded if unlanded else None
-        if not self._has_seat() or not self._open(request, max_new):
+        if not self._seating.reserve(request, self._config):
             return None
-        self._roster.land(request)
         return Reservation(request.request_id, tuple(request.block_table), request.num_computed // request.block_size)
 
     def landed(self, request_id: str, num_blocks: int) -> None:
@@ -186,17 +192,16 @@ class Scheduler:
             request.num_computed = request.num_landed
             self._tables.index(request, request.num_computed)
         self._roster.run(request)
-        return self._end_if_due(request)
+        return self._roster.end_if_due(request, self.max_known_tokens)
 
     def schedule(self, now_s: float) -> StepPlan | None:
         """Decide the next step; None when nobody can compute anything now.
 
-        The plan refers to the requests' own lists; nothing changes them before `update`. Requests that turn out to be
-        impossible end here, see `take_ended`.
+        The plan refers to the requests' own lists; nothing changes them before `update`.
         """
         assert self._plan is None, "the plan before has not been updated"
-        if self._grow_running() or not self._roster.running:
-            self._admit()
+        if self._seating.grow_running() or not self._roster.running:
+            self._seating.admit(self._config)
         shares = share_out(self._roster.running, self._config)
         if not shares:
             return None
@@ -216,7 +221,7 @@ class Scheduler:
         return [u for u in updates if u is not None]
 
     def take_ended(self) -> list[RequestUpdate]:
-        """Return the requests that ended in `add` or `schedule`, and forget them."""
+        """Return the requests that ended in `add` or `configure`, and forget them."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -256,59 +261,8 @@ class Scheduler:
         if self._roster.get(request.request_id) is not None:
             raise InvalidRequest(f"request {request.request_id} exists", reason="duplicate_request", param="request_id")
         if len(request.prompt_ids) >= self.max_known_tokens:
-            raise InvalidRequest(self._too_long(request), reason="prompt_too_long", param="prompt")
-
-    def _too_long(self, request: Request) -> str:
-        return f"{request.num_tokens} tokens leave no room for output: a request ends at {self.max_known_tokens} here"
-
-    def _has_seat(self) -> bool:
-        return self._roster.num_seated < self._config.max_num_seqs
-
-    def _open(self, request: Request, max_new: int | None = None) -> bool:
-        """Get blocks for a request and note the prefix found; what it finds after a preemption it computed itself."""
-        idle = self._roster.num_seated == 0
-        opened = self._tables.open(request, self._config, idle=idle, max_new=max_new)
-        if opened and not request.num_preemptions:
-            request.num_cached_tokens["l1"] = min(request.num_computed, len(request.prompt_ids))
-        return opened
-
-    def _grow_running(self) -> bool:
-        """Make every table cover its known tokens, the last in rank paying with their own; False when one had to."""
-        running, before = self._roster.running, self.num_preemptions
-        position = 0
-        while position < len(running):
-            if self._tables.grow(running[position]):
-                position += 1
-            else:
-                self._roster.preempt(running[-1])
-        return self.num_preemptions == before
-
-    def _admit(self) -> None:
-        """Move waiting requests to running, in the order of the policy, while seats, budget and blocks last."""
-        config = self._config
-        if not self._has_seat() and config.policy is not Policy.PRIORITY:
-            return
-        for request in self._roster.waiting.next(config.max_num_seqs, config, self._cache.match):
-            if self._end_at_the_door(request):
-                continue
-            if not self._has_budget(request) or not self._make_room(request):
-                return
-            self._roster.run(request)
-
-    def _has_budget(self, request: Request) -> bool:
-        """Tell whether a step has tokens left for a request after those that go before it."""
-        before = (r for r in self._roster.running if r.num_uncomputed == 1 or r.rank < request.rank)
-        return sum(demand(r, self._config) for r in before) < self._config.max_batch_tokens
-
-    def _make_room(self, request: Request) -> bool:
-        """Get a seat and blocks for a waiting request, under `priority` at the cost of lower ones; False: not now."""
-        running = self._roster.running
-        while not self._has_seat() or not self._open(request):
-            may_preempt = self._config.policy is Policy.PRIORITY and running
-            if not may_preempt or running[-1].priority >= request.priority:
-                return False
-            self._roster.preempt(running[-1])
-        return True
+            message = f"a prompt of {len(request.prompt_ids)} tokens: a request ends at {self.max_known_tokens} here"
+            raise InvalidRequest(message, reason="prompt_too_long", param="prompt")
 
     def _fold(self, step: SequenceStep, result: StepResult, now_s: float) -> RequestUpdate | None:
         """Bring one request of the plan up to date; None when it ended while the step ran."""
@@ -325,7 +279,9 @@ class Scheduler:
             self._roster.forget_if_unused(request)
             return None
         if error is not None:
-            return self._fail(request, error)
+            request.error = error
+            self._roster.end(request, FinishReason.ERROR)
+            return _ended(request)
         return self._advance(request, step, result, now_s)
 
     def _advance(self, request: Request, step: SequenceStep, result: StepResult, now_s: float) -> RequestUpdate:
@@ -347,28 +303,9 @@ class Scheduler:
             digest=token.digest,
             prompt_logprobs=prompt_logprobs,
             num_computed=num_computed,
-            finish_reason=self._end_if_due(request),
+            finish_reason=self._roster.end_if_due(request, self.max_known_tokens),
         )
 
-    def _end_if_due(self, request: Request) -> FinishReason | None:
-        """End a request whose output so far is all it may have; returns why, None when it goes on."""
-        due = request.due_finish(self.max_known_tokens)
-        if due is FinishReason.STOP:
-            request.stop_token = request.output_ids[-1]
-        if due is not None:
-            self._roster.end(request, due)
-        return due
 
-    def _end_at_the_door(self, request: Request) -> bool:
-        """End a waiting request that can get no token more; the limits may have changed while it waited."""
-        due = self._end_if_due(request)
-        if due is not None:
-            self._ended.append(RequestUpdate(request, finish_reason=due))
-        elif request.num_tokens >= self.max_known_tokens:
-            self._ended.append(self._fail(request, self._too_long(request)))
-        return request.status is Status.FINISHED
-
-    def _fail(self, request: Request, error: str) -> RequestUpdate:
-        request.error = error
-        self._roster.end(request, FinishReason.ERROR)
-        return RequestUpdate(request, finish_reason=FinishReason.ERROR)
+def _ended(request: Request) -> RequestUpdate:
+    return RequestUpdate(request, finish_reason=request.finish_reason)

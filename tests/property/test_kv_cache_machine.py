@@ -42,9 +42,10 @@ class CacheMachine(RuleBasedStateMachine):
         pinned: set[bytes] = set()
         for block_hash, block in self.block_of.items():
             if self.references.get(block):
-                while block_hash:
-                    pinned.add(block_hash)
-                    block_hash = self.parent_of[block_hash]
+                above = block_hash
+                while above:
+                    pinned.add(above)
+                    above = self.parent_of[above]
         return set(self.block_of) - pinned
 
     def sync_evictions(self) -> int:

@@ -117,6 +117,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         try:
             reservation = self.scheduler.reserve(request)
         except InvalidRequest:
+            assert len(prompt) >= self.scheduler.max_known_tokens
             reservation = None
         if reservation is None:
             del self.all[request.request_id]
@@ -155,7 +156,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.plan is not None:
             return
         self.plan = self.scheduler.schedule(self.now_s)
-        self.collect()
         if self.plan is not None:
             assert self.plan.sequences
             assert len(self.plan.sequences) <= self.scheduler.config.max_num_seqs
@@ -215,6 +215,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def configure(self, config: dict[str, object]) -> None:
         self.scheduler.configure(replace(self.scheduler.config, **config))
         self.shrunk = min(self.shrunk, self.scheduler.max_known_tokens)
+        self.collect()
 
     def pick(self, data: st.DataObject, *statuses: Status) -> Request | None:
         """Draw a request with one of the statuses."""

@@ -1,0 +1,154 @@
+"""The block cache: what scheduler and worker see."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.kv.block_cache import BlockCache
+from common.kv.events import EventKind
+from common.kv.hashing import block_hashes, prefix_root
+
+ROOT = prefix_root(1, "")
+
+
+def path(*ids: int) -> list[bytes]:
+    """Hashes of a path with one token per block."""
+    return block_hashes(ROOT, ids, 1)
+
+
+def fill(cache: BlockCache, *ids: int) -> list[int]:
+    """Compute a path, index it and let go of it."""
+    hashes = path(*ids)
+    blocks = cache.acquire(hashes)
+    fresh = cache.allocate(len(hashes) - len(blocks))
+    assert fresh is not None
+    blocks += fresh
+    cache.insert(hashes, blocks)
+    cache.release(blocks)
+    cache.check()
+    return blocks
+
+
+def counts(cache: BlockCache) -> tuple[int, int, int]:
+    """Free, cached, held; checked."""
+    cache.check()
+    assert cache.num_free + cache.num_cached + cache.num_held == cache.num_blocks
+    return (cache.num_free, cache.num_cached, cache.num_held)
+
+
+def test_what_was_computed_is_found_again() -> None:
+    cache = BlockCache(8)
+    blocks = fill(cache, 1, 2, 3)
+    assert counts(cache) == (5, 3, 0)
+    assert cache.match(path(1, 2, 9)) == 2
+    assert cache.acquire(path(1, 2, 9)) == blocks[:2]
+    assert counts(cache) == (5, 1, 2)
+    cache.release(blocks[:2])
+    assert counts(cache) == (5, 3, 0)
+
+
+def test_what_was_never_indexed_is_free_after_release() -> None:
+    cache = BlockCache(4)
+    blocks = cache.allocate(3)
+    assert blocks is not None and cache.num_references(blocks[0]) == 1
+    cache.release(blocks)
+    assert counts(cache) == (4, 0, 0)
+    assert cache.generation(blocks[0]) == 1
+
+
+def test_allocate_evicts_as_little_as_needed() -> None:
+    cache = BlockCache(6)
+    fill(cache, 1, 2, 3, 4)
+    assert cache.num_available == 6
+    blocks = cache.allocate(3)
+    assert blocks is not None
+    assert counts(cache) == (0, 3, 3)
+    assert cache.num_evictions == 1
+    assert cache.match(path(1, 2, 3, 4)) == 3
+
+
+def test_allocate_without_room_changes_nothing() -> None:
+    cache = BlockCache(4)
+    fill(cache, 1, 2)
+    held = cache.acquire(path(1))
+    assert cache.num_available == 3
+    assert cache.allocate(4) is None
+    assert counts(cache) == (2, 1, 1)
+    assert cache.num_evictions == 0
+    assert cache.allocate(3) is not None
+    assert cache.match(path(1, 2)) == 1
+    cache.release(held)
+
+
+def test_allocate_of_nothing_always_works() -> None:
+    cache = BlockCache(1)
+    cache.allocate(1)
+    assert cache.allocate(0) == []
+
+
+def test_two_who_computed_the_same_leave_one_copy() -> None:
+    cache = BlockCache(8)
+    first, second = cache.allocate(2), cache.allocate(3)
+    assert first is not None and second is not None
+    cache.insert(path(1, 2), first)
+    cache.insert(path(1, 2, 3), second)
+    cache.release(first)
+    assert counts(cache) == (3, 2, 3)
+    assert cache.num_available == 3, "what lies above a held block cannot go"
+    cache.release(second)
+    assert counts(cache) == (5, 3, 0)
+    assert cache.acquire(path(1, 2, 3)) == [*first, second[2]]
+
+
+def test_hold_keeps_a_block_that_its_first_holder_released() -> None:
+    cache = BlockCache(2)
+    [block] = cache.allocate(1) or []
+    cache.insert(path(1), [block])
+    cache.hold([block])
+    cache.release([block])
+    assert counts(cache) == (1, 0, 1)
+    assert cache.allocate(2) is None
+    cache.release([block])
+    cache.hold([block])
+    assert counts(cache) == (1, 0, 1)
+
+
+def test_flush_frees_what_nobody_holds() -> None:
+    cache = BlockCache(8)
+    fill(cache, 1, 2, 3)
+    held = cache.acquire(path(1))
+    cache.take_events()
+    assert cache.flush() == 2
+    assert counts(cache) == (7, 0, 1)
+    assert [e.kind for e in cache.take_events()] == [EventKind.REMOVED] * 2
+    cache.release(held)
+    assert cache.flush() == 1
+    assert [e.kind for e in cache.take_events()] == [EventKind.CLEARED]
+    assert cache.flush() == 0
+    assert cache.take_events() == [] and cache.num_nodes == 0 and cache.num_evictions == 0
+
+
+def test_forget_takes_a_damaged_block_and_its_children_out() -> None:
+    cache = BlockCache(8)
+    fill(cache, 1, 2, 3)
+    cache.forget(path(1, 2)[1])
+    assert cache.match(path(1, 2, 3)) == 1
+    assert counts(cache) == (7, 1, 0)
+
+
+def test_snapshot_and_events_tell_the_same() -> None:
+    cache = BlockCache(8, max_events=2)
+    fill(cache, 1, 2, 3)
+    fill(cache, 1, 5)
+    events = cache.take_events()
+    assert events[0].kind is EventKind.CLEARED
+    assert [(e.hash, e.parent) for e in events[1:]] == cache.snapshot()
+    assert len(cache.snapshot()) == 4
+
+
+def test_inserting_an_unheld_block_is_a_bug() -> None:
+    cache = BlockCache(2)
+    with pytest.raises(AssertionError, match="which nobody holds"):
+        cache.insert(path(1), [0])
+    with pytest.raises(AssertionError, match="2 hashes for 1 blocks"):
+        cache.insert(path(1, 2), [0])

@@ -1,0 +1,59 @@
+"""The event log: order, and bounded memory for a reader who is too slow."""
+
+from __future__ import annotations
+
+from common.kv.events import BlockEvent, EventKind, EventLog
+
+STATE = [(b"a", b""), (b"b", b"a")]
+
+
+def make_log(limit: int = 3) -> EventLog:
+    """A log over an index that holds a and b."""
+    return EventLog(lambda: STATE, limit)
+
+
+def stored(name: bytes, parent: bytes = b"") -> BlockEvent:
+    """A STORED event."""
+    return BlockEvent(EventKind.STORED, name, parent)
+
+
+def test_events_are_taken_once_and_in_order() -> None:
+    log = make_log()
+    log.stored(b"x", b"")
+    log.stored(b"y", b"x")
+    log.removed(b"y")
+    assert log.take() == [stored(b"x"), stored(b"y", b"x"), BlockEvent(EventKind.REMOVED, b"y")]
+    assert log.take() == []
+
+
+def test_cleared_makes_earlier_events_pointless() -> None:
+    log = make_log()
+    log.stored(b"x", b"")
+    log.cleared()
+    log.stored(b"y", b"")
+    assert log.take() == [BlockEvent(EventKind.CLEARED), stored(b"y")]
+
+
+def test_an_overflow_is_told_as_the_current_state() -> None:
+    log = make_log(limit=2)
+    for name in (b"p", b"q", b"r", b"s"):
+        log.stored(name, b"")
+    assert len(log._events) == 0
+    assert log.take() == [BlockEvent(EventKind.CLEARED), stored(b"a"), stored(b"b", b"a")]
+    log.removed(b"b")
+    assert log.take() == [BlockEvent(EventKind.REMOVED, b"b")]
+
+
+def test_cleared_heals_an_overflow() -> None:
+    log = make_log(limit=1)
+    log.stored(b"p", b"")
+    log.stored(b"q", b"")
+    log.cleared()
+    assert log.take() == [BlockEvent(EventKind.CLEARED)]
+
+
+def test_exactly_the_limit_is_no_overflow() -> None:
+    log = make_log(limit=2)
+    log.stored(b"p", b"")
+    log.stored(b"q", b"p")
+    assert log.take() == [stored(b"p"), stored(b"q", b"p")]
