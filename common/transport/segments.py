@@ -17,12 +17,18 @@ from common.transport.wire import invalid
 
 @dataclass(slots=True, frozen=True)
 class Lent:
-    """A wanted extent that checked out: read `data`, then ask `still_valid` before promising anything."""
+    """A wanted extent that checked out: take the bytes, then `check_generation` before promising anything."""
 
     region: Region
     index: int
     generation: int
-    data: memoryview
+    offset: int
+    length: int
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes, in the region's memory."""
+        return self.region.data[self.offset : self.offset + self.length]
 
     def check_generation(self) -> None:
         """Raise LeaseLost if the owner has reused the extent since it was lent."""
@@ -67,6 +73,6 @@ class Segments:
             raise StaleIncarnation("the extent was lent by another incarnation", leg=Leg.TRANSFER)
         region = self.region(want.segment)
         index = region.geometry.extent_of(want.offset, want.length)
-        lent = Lent(region, index, want.generation, region.data[want.offset : want.offset + want.length])
+        lent = Lent(region, index, want.generation, want.offset, want.length)
         lent.check_generation()
         return lent

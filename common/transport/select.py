@@ -22,9 +22,10 @@ from common.transport.region import Region
 from common.transport.shm import ShmTransport
 from common.transport.tcp import TcpTransport
 from common.transport.tcp_server import TcpConfig
+from common.transport.ucx import UcxConfig, UcxTransport
 
 _MAX_REFUSALS = 4096
-DRIVER_NAMES = ("shm", "tcp")
+DRIVER_NAMES = ("shm", "ucx", "tcp")
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class TransportConfig:
 
     drivers: tuple[str, ...] = DRIVER_NAMES
     tcp: TcpConfig = field(default_factory=TcpConfig)
+    ucx: UcxConfig = field(default_factory=UcxConfig)
 
 
 def host_id() -> str:
@@ -59,6 +61,8 @@ def make_drivers(config: TransportConfig, host: str, incarnation: int) -> list[T
         match name:
             case "shm":
                 drivers.append(ShmTransport(host, incarnation))
+            case "ucx":
+                drivers.append(UcxTransport(host, incarnation, config.ucx))
             case "tcp":
                 drivers.append(TcpTransport(host, incarnation, config.tcp))
             case _:

@@ -17,16 +17,16 @@ kernel. Nothing is encrypted and the token travels in clear: off loopback it bel
 from __future__ import annotations
 
 import secrets
-import socket
 from collections.abc import Callable, Sequence
 
 from common.base.errors import Unsupported
 from common.transport import wire
+from common.transport.address import Address, literal
 from common.transport.base import Endpoint, Read
 from common.transport.movers import Movers
 from common.transport.region import Region
 from common.transport.segments import Segments
-from common.transport.tcp_reader import Address, ConnectionPool, ReadJob
+from common.transport.tcp_reader import ConnectionPool, ReadJob
 from common.transport.tcp_server import TcpConfig, TcpServer
 
 
@@ -57,11 +57,11 @@ class TcpTransport:
         """Listen. Raises Unsupported when the address cannot be bound or named."""
         host = self._config.advertise_host or self._config.host
         try:
-            literal = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
+            address = literal(host)
             port = self._server.start()
         except OSError as error:
             raise Unsupported(f"tcp transport cannot listen on {self._config.host}: {error}") from error
-        self._address = Address(str(literal), port, self._token)
+        self._address = Address(address, port, self._token)
 
     def register(self, region: Region) -> int:
         """Lend a region; returns its segment id."""

@@ -1,4 +1,4 @@
-"""The reading side of the `tcp` driver: addresses, pooled connections, and one job per read.
+"""The reading side of the `tcp` driver: pooled connections, and one job per read.
 
 It does not know regions or what is lent here; see `common.transport.tcp` for the protocol.
 """
@@ -6,47 +6,19 @@ It does not know regions or what is lent here; see `common.transport.tcp` for th
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import socket
-import struct
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from common.base.errors import Leg, PandoError, PeerLost
 from common.transport import wire
+from common.transport.address import Address
 from common.transport.base import Read
 from common.transport.tcp_stream import STATUS, receive_exactly, receive_into
 
 _CONNECT_TIMEOUT_S = 2.0
 _MAX_IDLE = 64
 _MAX_IDLE_PER_PEER = 4
-_ADDRESS = struct.Struct(f"<B{wire.TOKEN_BYTES}sH")  # version, token, port; the address as text follows
-_VERSION = 1
-
-
-@dataclass(slots=True, frozen=True)
-class Address:
-    """A peer's listener and token, from its endpoint."""
-
-    host: str
-    port: int
-    token: bytes
-
-    def pack(self) -> bytes:
-        return _ADDRESS.pack(_VERSION, self.token, self.port) + self.host.encode()
-
-    @classmethod
-    def unpack(cls, descriptor: bytes) -> Address:
-        """Raises InvalidRequest unless it names a literal IP address: descriptors never cause a name look-up."""
-        try:
-            version, token, port = _ADDRESS.unpack_from(descriptor)
-            host = str(ipaddress.ip_address(descriptor[_ADDRESS.size :].decode("ascii")))
-        except (struct.error, ValueError) as error:
-            raise wire.invalid("the peer's tcp descriptor makes no sense") from error
-        if version != _VERSION or port == 0:
-            raise wire.invalid(f"a tcp descriptor of version {version} with port {port}")
-        return cls(host, port, token)
 
 
 class ConnectionPool:

@@ -135,8 +135,9 @@ class TcpServer:
     def _send(self, connection: socket.socket, lent: Lent) -> None:
         """Status, payload, status. Raises LeaseLost if the extent was reused while it was being sent."""
         connection.sendall(STATUS.pack(wire.Status.OK), socket.MSG_MORE)
-        for start in range(0, len(lent.data), _CHUNK_BYTES):
-            connection.sendall(lent.data[start : start + _CHUNK_BYTES], socket.MSG_MORE)
+        data = lent.data
+        for start in range(0, lent.length, _CHUNK_BYTES):
+            connection.sendall(data[start : start + _CHUNK_BYTES], socket.MSG_MORE)
             if self._between_chunks is not None:
                 self._between_chunks()
         lent.check_generation()
