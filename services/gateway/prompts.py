@@ -101,5 +101,5 @@ def _part(part: dict[str, Any], param: str) -> str:
         )
     text = part.get("text")
     if not isinstance(text, str):
-        raise InvalidRequest(f"{param}.text: must be a string", param=param)
+        raise InvalidRequest(f"{param}.text: must be a string", param=f"{param}.text")
     return text

@@ -74,7 +74,7 @@ def test_sdk_lists_and_finds_models(sdk: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "raised", "headers"),
+    "case",
     [
         (Overloaded("full", retry_after_s=2.5), openai.RateLimitError, {"retry-after": "3", "x-should-retry": "true"}),
         (PeerLost("gone"), openai.InternalServerError, {"retry-after": "1", "x-should-retry": "true"}),
@@ -85,8 +85,9 @@ def test_sdk_lists_and_finds_models(sdk: openai.OpenAI) -> None:
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_failure_before_the_first_byte_has_its_status(
-    gateway: GatewayThread, sdk: openai.OpenAI, error: PandoError, raised: Any, headers: dict[str, str], stream: bool
+    gateway: GatewayThread, sdk: openai.OpenAI, case: tuple[PandoError, Any, dict[str, str]], stream: bool
 ) -> None:
+    error, raised, headers = case
     gateway.set_knobs(Knobs(fail_at=0, error=error))
     with pytest.raises(raised) as caught:
         sdk.chat.completions.create(**HELLO, stream=stream)
@@ -195,22 +196,21 @@ def test_model_may_be_left_out(target: Target) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "raw", "status", "param", "code"),
+    ("path", "raw", "expected"),
     [
-        (CHAT, b"{", 400, None, "invalid_json"),
-        (CHAT, b"[]", 400, None, "invalid_json"),
-        (CHAT, b'{"messages": [{"role": "user", "content": "\xff"}]}', 400, None, "invalid_json"),
-        (CHAT, b"{}", 400, "messages", "missing_field"),
-        (CHAT, b" " * 100_001, 413, None, "body_too_large"),
-        ("/v1/completions", b'{"prompt": {}}', 400, "prompt", "invalid_request"),
-        ("/generate", b'{"text": "a", "input_ids": [1]}', 400, "text", "invalid_request"),
-        ("/nowhere", b"{}", 404, None, "not_found"),
-        ("/health", b"{}", 405, None, "method_not_allowed"),
+        (CHAT, b"{", (400, None, "invalid_json")),
+        (CHAT, b"[]", (400, None, "invalid_json")),
+        (CHAT, b'{"messages": [{"role": "user", "content": "\xff"}]}', (400, None, "invalid_json")),
+        (CHAT, b"{}", (400, "messages", "missing_field")),
+        (CHAT, b" " * 100_001, (413, None, "body_too_large")),
+        ("/v1/completions", b'{"prompt": {}}', (400, "prompt", "invalid_request")),
+        ("/generate", b'{"text": "a", "input_ids": [1]}', (400, "text", "invalid_request")),
+        ("/nowhere", b"{}", (404, None, "not_found")),
+        ("/health", b"{}", (405, None, "method_not_allowed")),
     ],
 )
-def test_refusals_have_one_shape(
-    target: Target, path: str, raw: bytes, status: int, param: str | None, code: str
-) -> None:
+def test_refusals_have_one_shape(target: Target, path: str, raw: bytes, expected: tuple[int, str | None, str]) -> None:
+    status, param, code = expected
     with target.client() as client:
         response = client.post(path, content=raw)
     assert response.status_code == status

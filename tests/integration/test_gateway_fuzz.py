@@ -1,0 +1,69 @@
+"""Whatever JSON comes, no front door answers with a server error, and the gateway serves afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.gateway.native import GenerateBody, NativeSampling
+from services.gateway.openai_types import ChatRequest, CompletionRequest, DetokenizeBody, TokenizeBody
+from tests.support.fake_inference import MODEL
+from tests.support.gateway_thread import GatewayThread
+
+NUMBERS = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | st.integers(-3, 5)
+SCALARS = st.none() | st.booleans() | NUMBERS | st.text(max_size=8)
+JSON = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+)
+PART = st.fixed_dictionaries({"type": st.sampled_from(["text", "image_url"])}, optional={"text": JSON})
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "robot"]) | JSON},
+    optional={"content": st.text(max_size=20) | st.lists(PART, max_size=2) | JSON, "tool_calls": JSON, "x": JSON},
+)
+PROMPT = st.text(max_size=20) | st.lists(st.integers(-1, 300), max_size=4) | st.lists(st.text(max_size=4), max_size=3)
+DOORS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "/v1/chat/completions": (ChatRequest, {"messages": st.lists(MESSAGE, max_size=3) | JSON}),
+    "/v1/completions": (CompletionRequest, {"prompt": PROMPT | JSON}),
+    "/generate": (GenerateBody, {"text": PROMPT | JSON}),
+    "/tokenize": (TokenizeBody, {"prompt": st.text(max_size=20) | JSON}),
+    "/detokenize": (DetokenizeBody, {"tokens": st.lists(st.integers(-1, 300), max_size=4) | JSON}),
+}
+
+
+def bodies(door: str) -> st.SearchStrategy[dict[str, Any]]:
+    model, required = DOORS[door]
+    names = set(model.model_fields) - set(required) - {"max_tokens", "timeout_s"}
+    optional = {name: JSON for name in names} | {"model": st.just(MODEL) | JSON, "max_tokens": st.integers(-1, 4)}
+    if door == "/generate":
+        fields = {name: JSON for name in set(NativeSampling.model_fields) - {"max_new_tokens"}}
+        optional["sampling_params"] = st.fixed_dictionaries({"max_new_tokens": st.just(3)}, optional=fields)
+    return st.fixed_dictionaries(required, optional=optional)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    with GatewayThread() as gateway, httpx.Client(base_url=gateway.url, timeout=30) as client:
+        yield client
+        gateway.settle()
+
+
+@pytest.mark.parametrize("door", DOORS)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_no_body_is_a_server_error(client: httpx.Client, door: str, data: st.DataObject) -> None:
+    body = data.draw(bodies(door))
+    response = client.post(door, json=body)
+    assert response.status_code in (200, 400, 404, 501), response.text
+    if response.status_code != 200:
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(raw=st.binary(max_size=64))
+def test_no_bytes_are_a_server_error(client: httpx.Client, raw: bytes) -> None:
+    assert client.post("/v1/chat/completions", content=raw).status_code == 400

@@ -1,0 +1,135 @@
+"""Bodies: JSON, shapes, the field at fault, unknown fields."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+import pytest
+import structlog
+
+from common.base.errors import InvalidRequest, PandoError, Unsupported
+from services.gateway.body import UnknownFields, dump_json, param_of, parse
+from services.gateway.openai_types import ChatRequest, CompletionRequest
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def chat(**fields: Any) -> ChatRequest:
+    body = parse(ChatRequest, json.dumps({"messages": MESSAGES, **fields}).encode())
+    body.check()
+    return body
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": "hi"}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": [1]}, "messages"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [1]}]}, "messages[0].content"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 2**32}, "max_tokens"),
+        ({"n": 0}, "n"),
+        ({"seed": 2**64}, "seed"),
+        ({"top_k": -2}, "top_k"),
+        ({"priority": 2**31}, "priority"),
+        ({"stop": [1]}, "stop"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"logit_bias": [1]}, "logit_bias"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"response_format": {"type": "yaml"}}, "response_format"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"timeout_s": 0}, "timeout_s"),
+    ],
+)
+def test_bad_shapes_name_the_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(**fields)
+    assert caught.value.param == param and caught.value.message.startswith(param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"regex": "a+"}, "regex"),
+        ({"guided_json": {}}, "guided_json"),
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
+    ],
+)
+def test_what_is_missing_is_refused_not_ignored(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(Unsupported) as caught:
+        chat(**fields)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 1, "max_tokens": None, "stop": None, "seed": -5, "top_k": -1},
+        {"response_format": {"type": "text"}, "modalities": ["text"]},
+        {"tools": [{"type": "function"}], "tool_choice": "none"},
+        {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True},
+        {"metadata": {"a": "b"}, "store": True, "user": "u", "service_tier": "auto", "verbosity": "low"},
+        {"regex": None, "unknown": 1},
+    ],
+)
+def test_what_has_no_effect_is_accepted(fields: dict[str, Any]) -> None:
+    assert chat(**fields).num_choices == 1
+
+
+def test_completions_refuse_what_this_model_cannot() -> None:
+    for fields in ({"suffix": "x"}, {"best_of": 2}, {"best_of": 1, "n": 2}):
+        with pytest.raises(InvalidRequest) as caught:
+            parse(CompletionRequest, orjson.dumps({"prompt": "a", **fields})).check()
+        assert caught.value.param == next(iter(fields))
+    parse(CompletionRequest, orjson.dumps({"prompt": "a", "suffix": "", "best_of": 2, "n": 2})).check()
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"1", b"null", b'{"a": NaN}', b'{"a": "\\ud800"}', b"[" * 2000])
+def test_not_a_json_object(raw: bytes) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(ChatRequest, raw)
+    assert caught.value.reason == "invalid_json"
+
+
+def test_param_leaves_out_branches_of_unions() -> None:
+    assert param_of(("stop", "list[str]", 0)) == "stop"
+    assert param_of(("messages", 2, "content", "str")) == "messages[2].content"
+    assert param_of(()) == ""
+
+
+def test_forwarded_json_may_not_nest_without_end() -> None:
+    deep: Any = {}
+    for _ in range(500):
+        deep = {"a": deep}
+    with pytest.raises(PandoError) as caught:
+        dump_json(deep, "chat_template_kwargs")
+    assert caught.value.param == "chat_template_kwargs"
+    assert dump_json({"a": [1]}, "x") == '{"a":[1]}'
+
+
+def test_unknown_fields_are_logged_once_and_bounded() -> None:
+    fields = UnknownFields()
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(3):
+            fields.note("/a", ["x", "y" * 1000])
+        fields.note("/b", ["x"])
+        fields.note("/c", [str(number) for number in range(10_000)])
+    assert [(log["route"], log["field"]) for log in logs[:3]] == [("/a", "x"), ("/a", "y" * 64), ("/b", "x")]
+    assert len(logs) == 256
