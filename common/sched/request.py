@@ -56,7 +56,7 @@ class Request:
         params: `stop_token_ids` has the end-of-sequence ids already, unless they are ignored.
         root: the prefix root of its tenant and adapter.
         block_size: tokens per block.
-        output_ids: output so far; not empty when it goes on from another worker. Grows by one with each drawn token.
+        output_ids: output so far, copied; not empty when it goes on from another worker. Grows with each drawn token.
         prompt_hashes: hashes of leading full blocks of the prompt that are computed already; trusted.
         seed, choice: see `SampleSpec`.
         priority: higher goes first.
@@ -109,6 +109,7 @@ class Request:
 
     def __post_init__(self) -> None:
         assert self.prompt_ids, f"request {self.request_id} has an empty prompt"
+        self.output_ids = list(self.output_ids)
         self.chain = HashChain(self.root, self.block_size, self.prompt_ids, self.prompt_hashes)
         self.chain.extend(self.output_ids)
 
