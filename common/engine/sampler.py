@@ -91,16 +91,20 @@ def uniform(seed: int, choice: int, position: int) -> float:
 
 
 def _adjust(row: Row, spec: SampleSpec) -> npt.NDArray[np.floating]:
-    """Apply bias, penalties and the minimum length; returns `row` itself when there are none."""
+    """Apply bias, penalties and the minimum length; returns `row` itself when there are none.
+
+    Biased and banned ids outside the vocabulary are ignored.
+    """
     params = spec.params
     banned = params.stop_token_ids if spec.position < params.min_tokens else ()
     if not (banned or params.logit_bias or _has_penalties(params)):
         return row
     adjusted = row.astype(np.float64)
     for token, bias in params.logit_bias.items():
-        adjusted[token] += bias
+        if token < row.size:
+            adjusted[token] += bias
     _penalise(adjusted, spec)
-    adjusted[list(banned)] = -np.inf
+    adjusted[[token for token in banned if token < row.size]] = -np.inf
     return adjusted
 
 

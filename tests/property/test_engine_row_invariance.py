@@ -125,7 +125,14 @@ def test_rotation(library: KernelLibrary, head_dim: int, normed: bool) -> None:
     data=st.data(),
 )
 def test_any_subset_of_rows_of_any_shape(
-    library: KernelLibrary, rows: int, inputs: int, outputs: int, threads: int, dtype: torch.dtype, data: st.DataObject
+    library: KernelLibrary,
+    *,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    threads: int,
+    dtype: torch.dtype,
+    data: st.DataObject,
 ) -> None:
     op = PackedLinear(library, random_rows(outputs, inputs, 1).to(dtype), None, threads)
     x = random_rows(rows, inputs)

@@ -44,6 +44,7 @@ namespace {
 constexpr int64_t kTile = 64;
 constexpr int64_t kTaskRows = 48;              // query rows of a task: token rows times the heads of a group
 constexpr int64_t kParallelPairs = 64 * 1024;  // head_dim-long products below which one thread is faster
+constexpr int64_t kCacheLine = 64;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -70,19 +71,18 @@ inline float narrow(Fp32, float x) { return x; }
 inline uint16_t narrow(Bf16, float x) { return to_bf16(x); }
 inline uint16_t narrow(Fp16, float x) { return to_fp16(x); }
 
-// Element offset in a pool of the KV head `head` of `position` of a sequence whose blocks are `pages`.
-int64_t slot_offset(const PagedAttentionArgs& args, const int32_t* pages, int64_t position, int64_t head) {
+// Element offset in a pool of `position` of a sequence whose blocks are `pages`.
+int64_t slot_offset(const PagedAttentionArgs& args, const int32_t* pages, int64_t position) {
   const int64_t block = pages[position / args.block_size];
-  const int64_t slot = position % args.block_size;
-  return block * args.block_stride + (slot * args.num_kv_heads + head) * args.head_dim;
+  return block * args.block_stride + position % args.block_size * args.num_kv_heads * args.head_dim;
 }
 
 // Writes the new K and V of token `row` of a sequence into the pool.
 template <class Element>
 void store_token(const PagedAttentionArgs& args, int64_t row, const int32_t* pages, int64_t position) {
   using T = typename Element::Type;
-  T* k = static_cast<T*>(args.k_pool) + slot_offset(args, pages, position, 0);
-  T* v = static_cast<T*>(args.v_pool) + slot_offset(args, pages, position, 0);
+  T* k = static_cast<T*>(args.k_pool) + slot_offset(args, pages, position);
+  T* v = static_cast<T*>(args.v_pool) + slot_offset(args, pages, position);
   const int64_t base = row * args.row_stride;
   for (int64_t i = 0; i < args.num_kv_heads * args.head_dim; ++i) {
     k[i] = narrow(Element{}, args.k[base + i]);
@@ -108,7 +108,7 @@ struct Scratch {
   int64_t width;              // head_dim rounded up to whole panels
   std::vector<float> q;       // [rows][head_dim], scaled
   std::vector<float> row;     // [kTile][width]: K of the tile
-  std::vector<float> keys;    // [head_dim][kTile]: K of the tile, transposed
+  std::vector<float> keys;    // [width][kTile]: K of the tile, transposed
   std::vector<float> values;  // [kTile][width]: V of the tile
   std::vector<float> weights; // [rows][kTile]: scores, then softmax numerators
   std::vector<float> out;     // [rows][width]
@@ -119,7 +119,7 @@ struct Scratch {
       : width(round_up(head_dim, kPanel)),
         q(rows * head_dim),
         row(kTile * width),
-        keys(head_dim * kTile),
+        keys(width * kTile),
         values(kTile * width),
         weights(rows * kTile),
         out(rows * width),
@@ -148,10 +148,12 @@ class TaskRun {
 
   template <class Element>
   void run() {
+    find_tile<Element>(0);
     load_queries();
     for (int64_t begin = 0; begin < end_; begin += kTile) {
       const int64_t count = std::min(kTile, end_ - begin);
-      load_tile<Element>(begin, count);
+      load_tile<Element>(count);
+      find_tile<Element>(begin + kTile);
       score(count);
       for (int64_t r = 0; r < rows_; ++r) soften(r, begin, count);
       weigh(count);
@@ -171,18 +173,40 @@ class TaskRun {
     std::fill(scratch_.out.begin(), scratch_.out.begin() + rows_ * scratch_.width, 0.0f);
   }
 
+  // Finds where the positions of the tile at `begin` are, and starts fetching them: they lie apart, so the hardware
+  // does not see them coming.
   template <class Element>
-  void load_tile(int64_t begin, int64_t count) {
+  void find_tile(int64_t begin) {
+    using T = typename Element::Type;
+    const int64_t bytes = args_.head_dim * static_cast<int64_t>(sizeof(T));
+    int64_t page = begin / args_.block_size;
+    int64_t slot = begin % args_.block_size;
+    for (int64_t j = 0; j < std::min(kTile, end_ - begin); ++j) {
+      offsets_[j] = pages_[page] * args_.block_stride + (slot * args_.num_kv_heads + kv_head_) * args_.head_dim;
+      for (int64_t i = 0; i < bytes; i += kCacheLine) {
+        __builtin_prefetch(reinterpret_cast<const char*>(static_cast<const T*>(args_.k_pool) + offsets_[j]) + i);
+        __builtin_prefetch(reinterpret_cast<const char*>(static_cast<const T*>(args_.v_pool) + offsets_[j]) + i);
+      }
+      if (++slot == args_.block_size) {
+        slot = 0;
+        ++page;
+      }
+    }
+  }
+
+  // Widens the K and V of the tile that `find_tile` found.
+  template <class Element>
+  void load_tile(int64_t count) {
     using T = typename Element::Type;
     const int64_t dim = args_.head_dim;
     for (int64_t j = 0; j < count; ++j) {
-      const int64_t offset = slot_offset(args_, pages_, begin + j, kv_head_);
-      widen_row<Element>(static_cast<const T*>(args_.k_pool) + offset, &scratch_.row[j * scratch_.width], dim);
-      widen_row<Element>(static_cast<const T*>(args_.v_pool) + offset, &scratch_.values[j * scratch_.width], dim);
+      widen_row<Element>(static_cast<const T*>(args_.k_pool) + offsets_[j], &scratch_.row[j * scratch_.width], dim);
+      widen_row<Element>(static_cast<const T*>(args_.v_pool) + offsets_[j], &scratch_.values[j * scratch_.width], dim);
     }
-    // Columns of positions that were not loaded hold old, finite scores' keys; their scores are overwritten.
-    for (int64_t d = 0; d < dim; ++d)
-      for (int64_t j = 0; j < count; ++j) scratch_.keys[d * kTile + j] = scratch_.row[j * scratch_.width + d];
+    // Columns of positions that were not loaded hold whatever was there; their scores are overwritten.
+    for (int64_t j = 0; j < count; j += 8)
+      for (int64_t d = 0; d < dim; d += 8)
+        transpose8(&scratch_.row[j * scratch_.width + d], scratch_.width, &scratch_.keys[d * kTile + j], kTile);
   }
 
   void score(int64_t count) {
@@ -239,6 +263,7 @@ class TaskRun {
   const int32_t* pages_;
   int64_t kv_head_, group_, first_row_, rows_;
   int64_t first_position_, end_;
+  int64_t offsets_[kTile];  // of the K and V of the next tile's positions, in elements
 };
 
 // Tasks of the step, the longest ones (last tokens of a prompt) first within a sequence.

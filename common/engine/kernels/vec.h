@@ -130,6 +130,33 @@ inline Vec load_fp16(const uint16_t* p) {
 
 #endif
 
+// out[c * ldo + r] = in[r * ldi + c] for an 8 x 8 block.
+#if defined(__AVX2__)
+inline void transpose8(const float* in, int64_t ldi, float* out, int64_t ldo) {
+  __m256 r[8], pairs[8];
+  for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(in + i * ldi);
+  for (int i = 0; i < 8; i += 2) {
+    pairs[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    pairs[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    r[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
+    r[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xEE);
+    r[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
+    r[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xEE);
+  }
+  for (int i = 0; i < 4; ++i) {
+    _mm256_storeu_ps(out + i * ldo, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+    _mm256_storeu_ps(out + (i + 4) * ldo, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+  }
+}
+#else
+inline void transpose8(const float* in, int64_t ldi, float* out, int64_t ldo) {
+  for (int r = 0; r < 8; ++r)
+    for (int c = 0; c < 8; ++c) out[c * ldo + r] = in[r * ldi + c];
+}
+#endif
+
 // Sum of the lanes, by halves: lane i + lane i + n/2 first.
 inline float sum_lanes(Vec a) {
   float lanes[Vec::kLanes];
