@@ -20,32 +20,32 @@ from typing import Any
 import psutil
 
 _PR_SET_PDEATHSIG = 1
-_SAME_START_S = 2.0
 
 
 @dataclass(slots=True, frozen=True)
 class ProcessId:
-    """A process, not merely its number: `started_s` (Unix seconds) tells it from a later owner of the pid."""
+    """A process, not merely its number.
+
+    Attributes:
+        pid: its number.
+        started: when it began, in the system's own ticks; tells it from another owner of the pid. 0: no process.
+    """
 
     pid: int
-    started_s: float
+    started: int
 
     @staticmethod
     def of(pid: int) -> ProcessId:
-        """The process that has this pid now; `started_s` is 0 when there is none."""
-        try:
-            return ProcessId(pid, psutil.Process(pid).create_time())
-        except psutil.Error:
-            return ProcessId(pid, 0.0)
+        """The process that has this pid now."""
+        return ProcessId(pid, _start_ticks(pid))
 
     def alive(self) -> bool:
         """Whether this very process still runs (a zombie does not)."""
         try:
-            process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.started_s) < _SAME_START_S
-            return same and process.status() != psutil.STATUS_ZOMBIE
+            running = psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             return False
+        return running and self.started == _start_ticks(self.pid)
 
 
 def spawn(argv: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
@@ -70,6 +70,16 @@ def signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> No
     """Send a signal to a child that `spawn` made and has not been waited for, and to all in its group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
+
+
+def _start_ticks(pid: int) -> int:
+    """Start time of a process; 0 when there is none. Exact: a wall clock that is set changes nothing on Linux."""
+    try:
+        if sys.platform == "linux":
+            return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+        return int(psutil.Process(pid).create_time() * 100)
+    except (OSError, psutil.Error):
+        return 0
 
 
 def _child_setup(parent: int) -> Callable[[], None]:

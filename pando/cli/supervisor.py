@@ -178,7 +178,7 @@ class Supervisor:
         return ServiceState(
             name=service.name,
             phase=service.phase.value,
-            process=child.id if child else ProcessId(0, 0.0),
+            process=child.id if child else ProcessId(0, 0),
             log=str(self._folder.log(service.name)),
             restarts=service.restarts,
             last_exit=service.last_exit,

@@ -242,7 +242,7 @@ class SupervisorCore:
                 return [self._start(service, now_s)]
             case Phase.STARTING:
                 text = f"{service.name} was not ready within {self.limits.start_timeout_s:g} s"
-                if not self.been_ready and not self.stopping:
+                if not self.been_ready:
                     return self._fail(text, now_s)
                 return [Note(text), Signal(service.name, kill=True)]
             case Phase.STOPPING:
@@ -253,6 +253,7 @@ class SupervisorCore:
     def _stop(self, now_s: float) -> list[Action]:
         self.stopping = True
         for service in self.services:
+            service.due_s = float("inf")
             if service.phase in (Phase.WAITING, Phase.BACKOFF):
                 service.enter(Phase.STOPPED, now_s)
         return self._stop_next_layer(now_s)

@@ -72,9 +72,7 @@ def up(request: UpRequest, console: Console, *, detach: bool) -> int:
         folder.remove_state()
     spec = make_spec(request, folder)
     console.print(f"starting {len(spec.services)} processes with {request.model_path}; logs in {folder.logs}")
-    if detach:
-        return _up_detached(spec, folder, console)
-    return _up_here(spec, folder, console)
+    return run_here(spec, folder, console) if not detach else run_detached(spec, folder, console)
 
 
 def make_spec(request: UpRequest, folder: RunFolder) -> ClusterSpec:
@@ -176,7 +174,8 @@ def _already_up(folder: RunFolder, console: Console) -> int:
     return 0
 
 
-def _up_here(spec: ClusterSpec, folder: RunFolder, console: Console) -> int:
+def run_here(spec: ClusterSpec, folder: RunFolder, console: Console) -> int:
+    """Run the cluster in this process until it is stopped; returns the exit status."""
     with Progress(console) as progress:
         announced = False
 
@@ -195,7 +194,8 @@ def _up_here(spec: ClusterSpec, folder: RunFolder, console: Console) -> int:
     return code
 
 
-def _up_detached(spec: ClusterSpec, folder: RunFolder, console: Console) -> int:
+def run_detached(spec: ClusterSpec, folder: RunFolder, console: Console) -> int:
+    """Run the cluster in a process of its own and return once it is ready (0) or has failed."""
     order = orjson.dumps({"run_dir": str(folder.path), "spec": spec.to_json()})
     with folder.open_log("supervisor")[0].open("ab") as log:
         process = subprocess.Popen(
@@ -219,6 +219,7 @@ def _up_detached(spec: ClusterSpec, folder: RunFolder, console: Console) -> int:
     if state is None or state.state != "ready":
         _explain_failure(folder, console)
         return FAILED
+    process.returncode = 0  # it lives on: this object must neither wait for it nor warn about it
     announce(state, folder, console)
     console.print("It runs in the background; pando down (or make down) stops it.")
     return 0
