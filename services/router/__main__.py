@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import sys
 import time
@@ -21,7 +20,7 @@ from services.router.choice import Desk
 from services.router.config import RouterSettings
 from services.router.intake import Intake
 from services.router.load import LoadBook
-from services.router.loop import Fleet
+from services.router.loop import Fleet, Reader
 from services.router.membership import Membership
 from services.router.metrics import RouterMetrics
 from services.router.prefix_view import PrefixView
@@ -37,25 +36,29 @@ class CannotStart(Exception):
 
 
 class Router:
-    """All parts of one router, wired."""
+    """All parts of one router, wired. Lives on one event loop.
 
-    def __init__(self, settings: RouterSettings, model: Model, log: Logger) -> None:
+    Attributes:
+        address, metrics_address: host:port of the gRPC API and of the exporter, once started.
+        registry: of its metrics.
+    """
+
+    def __init__(self, settings: RouterSettings, model: Model, reader: Reader, log: Logger) -> None:
         config = settings.router
         timeouts = settings.timeouts.scaled()
-        self._settings = settings
+        self.address = self.metrics_address = ""
+        self._config = config
         self._drain_s = timeouts.drain_s
         self._log = log
-        self._registry = new_registry()
-        self._metrics = RouterMetrics(self._registry)
+        self.registry = new_registry()
+        self._metrics = RouterMetrics(self.registry)
         self._rpc = WorkerRpc(timeouts)
-        self._reader = RegistryReader(settings.registry.url, settings.registry.cluster, timeouts.ping_s)
         membership = Membership(timeouts.engine_stall_s)
-        view = PrefixView(config.max_view_blocks)
         self._fleet = Fleet(
-            reader=self._reader,
+            reader=reader,
             rpc=self._rpc,
             membership=membership,
-            view=view,
+            view=PrefixView(config.max_view_blocks),
             load=LoadBook(),
             poll_s=config.poll_s,
             log=log,
@@ -63,7 +66,7 @@ class Router:
         self._pool = PromptPool(config.tokenizer_threads, config.inline_prompt_chars)
         self._running = RunningTable(config.max_concurrent_requests, config.max_queued_tokens)
         strict = config.context_policy == "strict"
-        self._service = InferenceService(
+        service = InferenceService(
             desk=Desk(config, self._fleet, self._rpc, model.tokenizer, self._metrics, monotonic, log),
             intake=Intake(model, membership, self._pool, limits=settings.limits, strict_context=strict),
             model=model,
@@ -74,46 +77,53 @@ class Router:
             created_unix_s=int(time.time()),
         )
         self._server = RpcServer(timeouts, [SERVICE_NAME])
-        inference_pb2_grpc.add_InferenceServicer_to_server(self._service, self._server.grpc)
+        inference_pb2_grpc.add_InferenceServicer_to_server(service, self._server.grpc)
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop`, then let running requests end. Raises CannotStart."""
-        config = self._settings.router
+    async def start(self) -> None:
+        """Serve; health follows the workers. Raises CannotStart."""
+        config = self._config
         try:
-            exporter = MetricsServer(self._registry, config.host, config.metrics_port)
+            self._exporter = MetricsServer(self.registry, config.host, config.metrics_port)
         except OSError as error:
             raise CannotStart(f"metrics port {config.metrics_port}: {error.strerror}; set --metrics-port") from error
         try:
             port = self._server.bind(config.host, config.port)
         except OSError as error:
-            exporter.close()
+            self._exporter.close()
             raise CannotStart(f"{error}; set --port") from error
         await self._server.start()
         self._fleet.start()
-        upkeep = asyncio.create_task(
+        self._upkeep = asyncio.create_task(
             keep_health_and_metrics(self._server, self._fleet, self._running, self._metrics, config.poll_s)
         )
-        log_ready(address=f"{config.host}:{port}", metrics=exporter.address)
-        await stop.wait()
+        self.address = f"{config.host}:{port}"
+        self.metrics_address = self._exporter.address
+
+    async def stop(self) -> None:
+        """Take nothing new, let running requests end within the drain time, then end."""
         self._log.info("draining", num_running=len(self._running))
-        upkeep.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await upkeep
+        self._upkeep.cancel()
+        await asyncio.gather(self._upkeep, return_exceptions=True)
         await self._server.stop(self._drain_s)
         await self._fleet.close()
         await self._rpc.close()
-        await self._reader.close()
         self._pool.close()
-        exporter.close()
+        self._exporter.close()
 
 
 async def serve(settings: RouterSettings, model: Model, log: Logger) -> None:
-    """Run a router until SIGTERM or SIGINT."""
+    """Run a router until SIGTERM or SIGINT. Raises CannotStart."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await Router(settings, model, log).run(stop)
+    reader = RegistryReader(settings.registry.url, settings.registry.cluster, settings.timeouts.scaled().ping_s)
+    router = Router(settings, model, reader, log)
+    await router.start()
+    log_ready(service="router", address=router.address, metrics=router.metrics_address)
+    await stop.wait()
+    await router.stop()
+    await reader.close()
 
 
 def main(argv: Sequence[str]) -> int:

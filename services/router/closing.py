@@ -21,7 +21,7 @@ class Closing:
 
     Attributes:
         stopped: by a stop token or string; otherwise by length.
-        stop_reason: the stop string, or the text of the stop token; empty for end-of-sequence and length.
+        stop_reason: the stop string that matched, or empty.
         text: characters that were not sent yet.
     """
 
@@ -43,23 +43,17 @@ def detokenizer(params: SamplingParams, tokenizer: Tokenizer) -> IncrementalDeto
 
 def closing(job: Job, tokenizer: Tokenizer, token_ids: Sequence[int], text_offset: int) -> Closing | None:
     """How `token_ids` end the job, `text_offset` characters of it sent; None when there is more to generate."""
-    stop_token = _stop_token(job, token_ids)
-    text = detokenizer(job.params, tokenizer)
-    whole = text.feed(token_ids if stop_token is None else token_ids[:-1])
-    if text.stop_match is None and stop_token is None and len(token_ids) < job.params.max_tokens:
+    detok = detokenizer(job.params, tokenizer)
+    whole = detok.feed(token_ids)
+    stopped = detok.stop_match is not None or _ends_with_stop_token(job, token_ids)
+    if not stopped and len(token_ids) < job.params.max_tokens:
         return None
-    whole += text.finish()
-    if text.stop_match is not None:
-        return Closing(True, text.stop_match, whole[text_offset:])
-    if stop_token is None:
-        return Closing(False, "", whole[text_offset:])
-    named = stop_token in job.params.stop_token_ids
-    return Closing(True, tokenizer.decode([stop_token], False) if named else "", whole[text_offset:])
+    whole += detok.finish()
+    return Closing(stopped or detok.stop_match is not None, detok.stop_match or "", whole[text_offset:])
 
 
-def _stop_token(job: Job, token_ids: Sequence[int]) -> int | None:
-    if not token_ids or len(token_ids) < job.params.min_tokens:
-        return None
+def _ends_with_stop_token(job: Job, token_ids: Sequence[int]) -> bool:
+    if len(token_ids) <= job.params.min_tokens:
+        return False
     last = token_ids[-1]
-    ends = last in job.params.stop_token_ids or (last in job.eos_ids and not job.params.ignore_eos)
-    return last if ends else None
+    return last in job.params.stop_token_ids or (last in job.eos_ids and not job.params.ignore_eos)

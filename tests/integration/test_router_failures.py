@@ -1,0 +1,322 @@
+"""A real router over fake workers that fail: retries, migration, membership; no token twice, none lost."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+
+import grpc
+import pytest
+
+from common.base.config import TimeoutsConfig
+from common.base.errors import HandoffAborted, Internal, Leg, Overloaded, PandoError, PeerLost
+from common.kv.hashing import block_hashes, prefix_root
+from pando.v1 import inference_pb2
+from tests.support.fake_worker import BLOCK_SIZE, FakeWorker, Fault, identity
+from tests.support.router_bench import Bench, bench, eventually, text_request, write_model
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def num_calls(made: Bench) -> list[int]:
+    return [len(worker.calls) for worker in made.workers]
+
+
+async def assert_undisturbed(made: Bench, **fields: object) -> None:
+    """A greedy request gives what it gives when nothing fails."""
+    request = text_request(**fields)  # type: ignore[arg-type]
+    answer = await made.ask(request)
+    assert (answer.tokens[0], answer.text[0]) == made.expected(request)
+    assert answer.finish == {0: 2}
+
+
+async def test_a_failing_decode_is_left_for_another(model_dir: Path) -> None:
+    async with bench(model_dir, ["decode", "decode", "prefill"]) as made:
+        for worker in made.workers:
+            worker.faults.append(Fault(error=PeerLost("bang", leg=Leg.DECODE)))
+        made.workers[1].faults.clear()
+        await assert_undisturbed(made)
+        assert num_calls(made) == [1, 1, 0]
+        assert made.workers[1].calls[0].request.attempt == 1
+        assert made.metric("retries_total", leg="decode") == 1
+
+
+@pytest.mark.parametrize("leg", [Leg.PREFILL, Leg.TRANSFER])
+async def test_a_failing_prefill_is_replaced_and_decode_kept(model_dir: Path, leg: Leg) -> None:
+    async with bench(model_dir, ["decode", "decode", "prefill", "prefill"]) as made:
+        made.workers[0].faults.append(Fault(error=HandoffAborted("bang", leg=leg)))
+        await assert_undisturbed(made)
+        assert num_calls(made) == [2, 0, 0, 0]
+        first, second = made.workers[0].calls
+        assert {first.prefill.worker_id, second.prefill.worker_id} == {"prefill-2", "prefill-3"}
+        assert made.metric("retries_total", leg=leg.value) == 1
+
+
+async def test_without_another_prefill_decode_computes_the_prompt(model_dir: Path) -> None:
+    async with bench(model_dir) as made:
+        made.workers[0].faults.append(Fault(error=PeerLost("prefill is gone", leg=Leg.PREFILL)))
+        await assert_undisturbed(made)
+        assert [call.HasField("prefill") for call in made.workers[0].calls] == [True, False]
+        status = await made.status()
+        assert status["decode-0"].state == "ready", "a failing prefill costs the decode worker nothing"
+
+
+async def test_overload_of_one_is_served_by_another_and_of_all_is_told(model_dir: Path) -> None:
+    async with bench(model_dir, ["decode", "decode", "prefill"]) as made:
+        made.workers[0].faults.append(Fault(error=Overloaded("full", retry_after_s=3)))
+        await assert_undisturbed(made)
+        for worker, retry_after_s in zip(made.workers[:2], (3, 2), strict=True):
+            worker.faults.append(Fault(error=Overloaded("full", retry_after_s=retry_after_s)))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await made.ask(text_request())
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert made.metric("requests_total", outcome="overloaded") == 1
+
+
+@pytest.mark.parametrize("error", [Internal("bug"), PeerLost("bang", leg=Leg.DECODE)])
+async def test_attempts_end(model_dir: Path, error: PandoError) -> None:
+    async with bench(model_dir, ["decode"] * 3 + ["prefill"], max_attempts=2) as made:
+        for worker in made.workers:
+            worker.faults.append(Fault(error=error))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await made.ask(text_request())
+        assert caught.value.code().name == error.grpc_code
+        assert sum(num_calls(made)) == (1 if isinstance(error, Internal) else 2)
+
+
+@pytest.mark.parametrize("after", [1, 2, 7, 23])
+@pytest.mark.parametrize("how", ["error", "cut"])
+@pytest.mark.parametrize("repeat", [0, 3])
+async def test_a_stream_moves_without_a_gap_or_a_repetition(model_dir: Path, after: int, how: str, repeat: int) -> None:
+    async with bench(model_dir, ["decode", "decode", "prefill"]) as made:
+        fault = Fault(after, error=PeerLost("bang", leg=Leg.DECODE)) if how == "error" else Fault(after, cut=True)
+        made.workers[0].faults.append(fault)
+        made.workers[1].faults.append(Fault(after=100, repeat=repeat))
+        await assert_undisturbed(made, sampling__logprobs=0)
+        second = made.workers[1].calls[0]
+        assert (second.request.attempt, len(second.request.output_token_ids)) == (1, after)
+        assert made.metric("migrations_total", leg="decode") == 1
+
+
+async def test_a_sampled_stream_with_stop_strings_moves_alike(model_dir: Path) -> None:
+    async with bench(model_dir, ["decode", "decode", "prefill"]) as made:
+        plain = text_request(max_tokens=64, sampling__temperature=1.0, sampling__seed=11)
+        text = made.expected(plain)[1]
+        stop = text[40:44]
+        assert text.find(stop) == 40, "pick another seed"
+        request = text_request(max_tokens=64, sampling__temperature=1.0, sampling__seed=11, sampling__stop=[stop])
+        tokens, cut = made.expected(request)
+        for after in range(1, len(tokens)):
+            made.workers[0].faults.append(Fault(after, error=PeerLost("bang", leg=Leg.DECODE)))
+            made.workers[1].faults.clear()
+            answer = await made.ask(request)
+            assert (answer.tokens[0], answer.text[0]) == (tokens, cut)
+            await made.until(lambda known: known["decode-0"].state == "ready")
+            made.workers[0].faults.clear()
+
+
+async def test_a_choice_moves_while_its_siblings_stay(model_dir: Path) -> None:
+    async with bench(model_dir, ["decode", "decode", "prefill"]) as made:
+        made.workers[0].faults.extend([Fault(100), Fault(5, error=PeerLost("bang", leg=Leg.DECODE))])
+        made.workers[1].faults.extend([Fault(100), Fault(5, error=PeerLost("bang", leg=Leg.DECODE))])
+        request = text_request(n=4, sampling__temperature=1.0, sampling__seed=5)
+        answer = await made.ask(request)
+        for choice in range(4):
+            assert (answer.tokens[choice], answer.text[choice]) == made.expected(request, choice)
+
+
+async def test_tokens_that_end_the_request_need_no_other_worker(model_dir: Path) -> None:
+    async with bench(model_dir) as made:
+        made.workers[0].faults.append(Fault(100, mute_finish=True, error=PeerLost("bang", leg=Leg.DECODE)))
+        await assert_undisturbed(made)
+        assert num_calls(made) == [1, 0]
+
+
+async def test_a_worker_that_dies_moves_its_streams_and_a_restart_takes_new_ones(model_dir: Path) -> None:
+    async with bench(model_dir, ["decode", "decode", "prefill"], step_s=0.01) as made:
+        worker = made.workers[0]
+        fault = Fault(after=5, hang=True)
+        worker.faults.append(fault)
+        running = asyncio.create_task(assert_undisturbed(made))
+        await fault.reached.wait()
+        await worker.kill()
+        await running
+        del made.registry.records["decode-0"]
+        await made.until(lambda known: set(known) == {"decode-1", "prefill-2"})
+        port = int(worker.record.address.rpartition(":")[2])
+        again = await FakeWorker("decode-0", ["decode"], made.model.tokenizer, incarnation=99).start(port)
+        made.workers.append(again)
+        made.registry.register(again)
+        await made.until(lambda known: "decode-0" in known and known["decode-0"].incarnation == 99)
+        await eventually_used(made, again)
+
+
+async def eventually_used(made: Bench, worker: FakeWorker) -> None:
+    for n in itertools.count():
+        await assert_undisturbed(made, text=f"another prompt {n} " * 4)
+        if worker.calls:
+            return
+        assert n < 4, "the restarted worker gets nothing"
+
+
+async def test_a_stream_waits_for_the_only_decode_worker_to_come_back(model_dir: Path) -> None:
+    async with bench(model_dir, migration_wait_s=5.0) as made:
+        fault = Fault(after=5, hang=True)
+        made.workers[0].faults.append(fault)
+        running = asyncio.create_task(assert_undisturbed(made))
+        await fault.reached.wait()
+        await made.workers[0].kill()
+        await made.until(lambda known: known["decode-0"].state == "suspect")
+        again = await FakeWorker("decode-0", ["decode"], made.model.tokenizer, incarnation=99).start()
+        made.workers.append(again)
+        made.registry.register(again)
+        await running
+        assert again.calls[0].request.attempt == 1
+
+
+async def test_a_stream_that_nobody_takes_ends_with_an_error(model_dir: Path) -> None:
+    async with bench(model_dir, migration_wait_s=0.2) as made:
+        fault = Fault(after=5, hang=True)
+        made.workers[0].faults.append(fault)
+        running = asyncio.create_task(made.ask(text_request()))
+        await fault.reached.wait()
+        await made.workers[0].kill()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await running
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert made.metric("requests_total", outcome="unavailable") == 1
+
+
+async def test_a_blip_on_the_only_worker_is_survived(model_dir: Path) -> None:
+    async with bench(model_dir) as made:
+        made.workers[0].faults.append(Fault(5, error=PeerLost("connection reset", leg=Leg.DECODE)))
+        await assert_undisturbed(made)
+        assert num_calls(made) == [2, 0]
+
+
+async def test_an_abort_ends_a_stream_that_waits_for_a_worker(model_dir: Path) -> None:
+    async with bench(model_dir, migration_wait_s=8.0) as made:
+        fault = Fault(after=5, hang=True)
+        made.workers[0].faults.append(fault)
+        running = asyncio.create_task(made.ask(text_request(request_id="waits")))
+        await fault.reached.wait()
+        await made.workers[0].kill()
+        await made.until(lambda known: known["decode-0"].state == "suspect")
+        await made.stub.Abort(inference_pb2.AbortRequest(request_id="waits"))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async with asyncio.timeout(3):
+                await running
+        assert caught.value.code() is grpc.StatusCode.CANCELLED
+
+
+async def test_a_lost_registry_ejects_nobody(model_dir: Path) -> None:
+    async with bench(model_dir) as made:
+        made.registry.lost = True
+        await asyncio.sleep(0.3)  # several polls: time itself is what is tested
+        await assert_undisturbed(made)
+        assert len(await made.status()) == 2
+
+
+async def test_an_expired_entry_of_a_worker_that_answers_ejects_nobody(model_dir: Path) -> None:
+    async with bench(model_dir) as made:
+        made.registry.records.clear()
+        await asyncio.sleep(0.3)  # several polls: time itself is what is tested
+        assert len(await made.status()) == 2
+
+
+async def test_a_frozen_worker_is_suspect_and_ejected_when_its_entry_expires(model_dir: Path) -> None:
+    timeouts = TimeoutsConfig(ping_s=0.05, drain_s=2.0)
+    async with bench(model_dir, ["decode", "decode", "prefill"], timeouts=timeouts) as made:
+        made.workers[0].pings_hang = True
+        await made.until(lambda known: known["decode-0"].state == "suspect")
+        await assert_undisturbed(made)
+        assert not made.workers[0].calls
+        del made.registry.records["decode-0"]
+        await made.until(lambda known: "decode-0" not in known)
+
+
+async def test_a_stalled_engine_is_suspect_until_it_moves(model_dir: Path) -> None:
+    async with bench(model_dir) as made:
+        made.workers[0].stats.engine_step_age_s = 100
+        await made.until(lambda known: known["decode-0"].state == "suspect")
+        made.workers[0].stats.engine_step_age_s = 0
+        await made.until(lambda known: known["decode-0"].state == "ready")
+
+
+async def test_a_draining_worker_gets_nothing_new(model_dir: Path) -> None:
+    async with bench(model_dir, ["decode", "decode", "prefill"]) as made:
+        made.workers[0].drain()
+        await made.until(lambda known: known["decode-0"].state == "draining")
+        for _ in range(3):
+            await assert_undisturbed(made)
+        assert num_calls(made) == [0, 3, 0]
+
+
+async def test_a_stranger_is_refused(model_dir: Path) -> None:
+    async with bench(model_dir) as made:
+        stranger = FakeWorker("stranger", ["decode"], made.model.tokenizer, kv=identity("two"))
+        made.workers.append(await stranger.start())
+        made.registry.register(stranger)
+        twin = await FakeWorker("twin", ["decode"], made.model.tokenizer).start()
+        made.workers.append(twin)
+        made.registry.register(twin)
+        await made.until(lambda known: "twin" in known)
+        assert "stranger" not in await made.status()
+
+
+async def test_requests_go_to_the_worker_that_holds_their_prefix(model_dir: Path) -> None:
+    async with bench(model_dir, ["decode", "decode", "prefill"]) as made:
+        text = "some words that fill more than a block " * 3
+        hashes = block_hashes(prefix_root(BLOCK_SIZE, ""), made.model.tokenizer.encode(text, True), BLOCK_SIZE)
+        made.workers[1].store(hashes)
+        await made.until(lambda known: known["decode-1"].blocks_in_view == len(hashes))
+        for _ in range(3):
+            await made.ask(text_request(text, max_tokens=2))
+        assert num_calls(made) == [0, 3, 0]
+        assert not made.workers[1].calls[0].HasField("prefill")
+
+
+async def test_lost_events_are_repaired_by_a_new_snapshot(model_dir: Path) -> None:
+    async with bench(model_dir) as made:
+        worker = made.workers[0]
+        worker.store([b"a" * 32])
+        await made.until(lambda known: known["decode-0"].blocks_in_view == 1)
+        assert worker.num_watches == 1
+        worker.blocks.append(b"b" * 32)
+        worker.store([b"c" * 32], skip_seq=1)
+        await made.until(lambda known: known["decode-0"].blocks_in_view == 3)
+        assert worker.num_watches == 2
+
+
+async def test_a_new_life_at_the_same_address_loses_the_old_credit(model_dir: Path) -> None:
+    async with bench(model_dir) as made:
+        worker = made.workers[0]
+        worker.store([b"a" * 32])
+        await made.until(lambda known: known["decode-0"].blocks_in_view == 1)
+        await worker.kill()
+        port = int(worker.record.address.rpartition(":")[2])
+        again = await FakeWorker("other-name", ["decode"], made.model.tokenizer, incarnation=50).start(port)
+        made.workers.append(again)
+        made.registry.register(again)  # the old entry has not expired yet
+        await made.until(lambda known: set(known) == {"other-name", "prefill-1"})
+        assert (await made.status())["other-name"].blocks_in_view == 0
+        await eventually(lambda: again.num_watches == 1, "the new life is followed")
+
+
+async def test_running_requests_end_well_when_the_router_drains(model_dir: Path) -> None:
+    async with bench(model_dir) as made:
+        fault = Fault(after=5, hang=True)
+        made.workers[0].faults.append(fault)
+        running = asyncio.create_task(assert_undisturbed(made))
+        await fault.reached.wait()
+        stopping = asyncio.create_task(made.router.stop())
+        with pytest.raises(grpc.aio.AioRpcError):
+            while True:
+                await made.status()
+        fault.resume.set()
+        await running
+        await stopping
