@@ -21,7 +21,7 @@ from services.gateway.errors import on_bug, on_http_exception, on_pando_error
 from services.gateway.exchange import Running
 from services.gateway.health import Health
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.native import GenerateBody
+from services.gateway.native_types import GenerateBody
 from services.gateway.openai_types import ChatRequest, CompletionRequest, DetokenizeBody, TokenizeBody
 
 

@@ -21,6 +21,10 @@ class Body(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=(), allow_inf_nan=False)
 
+    def unknown_names(self) -> list[str]:
+        """Fields that came and that this model does not know."""
+        return list(self.model_extra or {})
+
 
 B = TypeVar("B", bound=Body)
 

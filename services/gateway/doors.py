@@ -22,6 +22,7 @@ from services.gateway.exchange import Exchange, Running
 from services.gateway.generation import Generation, Head, check_choices
 from services.gateway.logprobs import token_string
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.native_types import GenerateBody
 from services.gateway.openai_types import ChatRequest, CompletionRequest, DetokenizeBody, SamplingFields, TokenizeBody
 from services.gateway.prompts import chat_prompt, split
 
@@ -57,7 +58,7 @@ class Doors:
 
     async def generate(self, request: Request) -> Response:
         """Continue one or more prompts, in the native format."""
-        body = await self._read(request, native.GenerateBody)
+        body = await self._read(request, GenerateBody)
         body.check()
         prompts = body.prompts(self.config.max_prompts)
         check_choices(len(prompts), body.num_choices, self.config.max_choices)
@@ -97,8 +98,7 @@ class Doors:
 
     async def _read(self, request: Request, model: type[B]) -> B:
         body = parse(model, await read_body(request, self.config.max_body_bytes))
-        if body.model_extra:
-            self.unknown.note(request.url.path, list(body.model_extra))
+        self.unknown.note(request.url.path, body.unknown_names())
         return body
 
     async def _head(self, request: Request, body: SamplingFields) -> Head:

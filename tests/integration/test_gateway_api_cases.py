@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -27,6 +29,68 @@ def test_every_row_has_a_check_and_names_its_source() -> None:
     rows = load_cases()
     assert set(rows) == set(CASES)
     assert all(row["source"] for row in rows.values())
+
+
+def _lose_usage(value: Any) -> Any:
+    return value[:-1] if isinstance(value, list) else value
+
+
+def _finish_twice(value: Any) -> Any:
+    return [*value, value[-1]] if isinstance(value, list) else value
+
+
+def _repeat_first_row(value: Any) -> Any:
+    logprobs = value["choices"][0]["logprobs"]
+    logprobs["top_logprobs"] = [None] + logprobs["top_logprobs"][1:2] * (len(logprobs["tokens"]) - 1)
+    return value
+
+
+def _forget_cached(value: Any) -> Any:
+    usage = (value[-1] if isinstance(value, list) else value)["usage"]
+    usage["prompt_tokens_details"]["cached_tokens"] = None
+    return value
+
+
+def _same_text(value: Any) -> Any:
+    value["choices"][0]["text"] = "same"
+    return value
+
+
+def _shout(value: Any) -> Any:
+    if isinstance(value, dict):
+        value["choices"][0]["message"]["content"] += "!"
+    return value
+
+
+@dataclass(frozen=True)
+class Spoilt(Target):
+    """A server with a defect."""
+
+    defect: Callable[[Any], Any] = lambda value: value
+
+    def ok(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        spoilt: dict[str, Any] = self.defect(super().ok(path, body))
+        return spoilt
+
+    def stream(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        spoilt: list[dict[str, Any]] = self.defect(super().stream(path, body))
+        return spoilt
+
+
+@pytest.mark.parametrize(
+    ("name", "defect"),
+    [
+        ("stream-usage-last-chunk-only", _lose_usage),
+        ("stream-chunk-object-field", _finish_twice),
+        ("echo-logprobs-per-position", _repeat_first_row),
+        ("cached-tokens-never-null", _forget_cached),
+        ("seed-is-used", _same_text),
+        ("stop-string-over-token-boundary-stream", _shout),
+    ],
+)
+def test_case_sees_a_defect(gateway: GatewayThread, name: str, defect: Callable[[Any], Any]) -> None:
+    with pytest.raises(AssertionError):
+        CASES[name](Spoilt(gateway.url, MODEL, defect=defect))
 
 
 def test_broken_stream_check_sees_a_made_up_finish() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.gateway.native import GenerateBody, NativeSampling
+from services.gateway.native_types import GenerateBody, NativeSampling
 from services.gateway.openai_types import ChatRequest, CompletionRequest, DetokenizeBody, TokenizeBody
 from tests.support.fake_inference import MODEL
 from tests.support.gateway_thread import GatewayThread

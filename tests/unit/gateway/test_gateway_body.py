@@ -11,6 +11,7 @@ import structlog
 
 from common.base.errors import InvalidRequest, PandoError, Unsupported
 from services.gateway.body import UnknownFields, dump_json, param_of, parse
+from services.gateway.native_types import GenerateBody
 from services.gateway.openai_types import ChatRequest, CompletionRequest
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -122,6 +123,12 @@ def test_forwarded_json_may_not_nest_without_end() -> None:
         dump_json(deep, "chat_template_kwargs")
     assert caught.value.param == "chat_template_kwargs"
     assert dump_json({"a": [1]}, "x") == '{"a":[1]}'
+
+
+def test_unknown_fields_are_found_at_both_levels() -> None:
+    assert parse(CompletionRequest, b'{"prompt": "a", "x": 1, "user": "u"}').unknown_names() == ["x"]
+    body = parse(GenerateBody, b'{"text": "a", "x": 1, "sampling_params": {"y": null, "n": 1}}')
+    assert body.unknown_names() == ["x", "sampling_params.y"]
 
 
 def test_unknown_fields_are_logged_once_and_bounded() -> None:

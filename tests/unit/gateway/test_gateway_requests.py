@@ -13,6 +13,7 @@ from pando.v1.types_pb2 import SamplingParams
 from services.gateway import chat, completions, native
 from services.gateway.body import parse
 from services.gateway.generation import Generation, Head, check_choices, request_ids
+from services.gateway.native_types import GenerateBody
 from services.gateway.openai_types import ChatRequest, CompletionRequest
 from services.gateway.prompts import split
 from services.gateway.sampling import bias_of
@@ -35,7 +36,7 @@ def completion_requests(prompt: Any, **fields: Any) -> list[GenerateRequest]:
 
 
 def native_request(**fields: Any) -> GenerateRequest:
-    body = parse(native.GenerateBody, orjson.dumps({"text": "hi", **fields}))
+    body = parse(GenerateBody, orjson.dumps({"text": "hi", **fields}))
     body.check()
     generation = native.to_generation(body, body.prompts(9), "req-abc", clock=lambda: 0.0, started_s=0.0)
     return generation.requests[0]
