@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import OrderedDict
+
 import grpc
 
 from common.base.config import TimeoutsConfig
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+MAX_CHANNELS = 1024
 
 
 def keepalive_options(timeouts: TimeoutsConfig) -> list[tuple[str, int]]:
@@ -28,7 +32,10 @@ def keepalive_options(timeouts: TimeoutsConfig) -> list[tuple[str, int]]:
 
 
 class ChannelPool:
-    """Channels by address, opened on first use. Lives on one asyncio loop."""
+    """Channels by address, opened on first use. Lives on one asyncio loop.
+
+    At most `MAX_CHANNELS`; the one that was not asked for the longest is closed, with whatever still runs on it.
+    """
 
     def __init__(self, timeouts: TimeoutsConfig) -> None:
         reconnect_ms = int(timeouts.connect_s * 1000)
@@ -39,7 +46,8 @@ class ChannelPool:
             ("grpc.max_reconnect_backoff_ms", reconnect_ms),
             ("grpc.use_local_subchannel_pool", 1),
         ]
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
+        self._closing: set[asyncio.Task[None]] = set()
 
     def get(self, address: str) -> grpc.aio.Channel:
         """The channel to `host:port`; does not connect yet."""
@@ -47,6 +55,9 @@ class ChannelPool:
         if channel is None:
             channel = grpc.aio.insecure_channel(address, options=self._options)
             self._channels[address] = channel
+            if len(self._channels) > MAX_CHANNELS:
+                self._close_soon(self._channels.popitem(last=False)[1])
+        self._channels.move_to_end(address)
         return channel
 
     async def forget(self, address: str) -> None:
@@ -57,6 +68,12 @@ class ChannelPool:
 
     async def close(self) -> None:
         """Close all channels."""
-        channels, self._channels = list(self._channels.values()), {}
+        channels, self._channels = list(self._channels.values()), OrderedDict()
         for channel in channels:
             await channel.close()
+        await asyncio.gather(*self._closing)
+
+    def _close_soon(self, channel: grpc.aio.Channel) -> None:
+        task = asyncio.ensure_future(channel.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)

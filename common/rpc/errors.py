@@ -6,6 +6,9 @@ A failed RPC carries its status code, a message for people, and an `ErrorDetail`
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import grpc
 
 from common.base import errors
@@ -50,6 +53,16 @@ for _cls in _CLASSES:
     _BY_CODE.setdefault(_cls.grpc_code, _cls)
 _BY_CODE["UNAVAILABLE"] = errors.PeerLost  # a bare UNAVAILABLE comes from the channel: nobody answered
 _BY_CODE["ABORTED"] = errors.StepAborted
+
+
+@contextmanager
+def about(request_id: str) -> Iterator[None]:
+    """Name the request in the errors that leave the `with`, unless they name one."""
+    try:
+        yield
+    except PandoError as error:
+        error.request_id = error.request_id or request_id
+        raise
 
 
 def status_of(error: PandoError) -> grpc.StatusCode:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 
 import orjson
 import redis
@@ -44,8 +44,21 @@ class WorkerRecord:
     draining: bool = False
 
 
+_FIELDS = tuple(field.name for field in fields(WorkerRecord))
+
+
 def _prefix(cluster: str) -> str:
     return f"pando:{cluster}:worker:"
+
+
+def _parse(value: bytes | str) -> WorkerRecord | None:
+    """An entry; None when it is not one. Fields of other versions are left out, so that versions can mix."""
+    try:
+        entry = orjson.loads(value)
+        return WorkerRecord(**{name: entry[name] for name in _FIELDS if name in entry})
+    except (ValueError, TypeError) as error:
+        get_logger().warning("a registry entry makes no sense", error=str(error))
+        return None
 
 
 class Heartbeat:
@@ -123,7 +136,7 @@ class RegistryReader:
             values = await self._client.mget(keys) if keys else []
         except (redis.RedisError, OSError) as error:
             raise Unavailable(f"registry: {error}", reason="registry_unreachable") from error
-        return [WorkerRecord(**orjson.loads(value)) for value in values if value is not None]
+        return [record for value in values if value is not None and (record := _parse(value)) is not None]
 
     async def close(self) -> None:
         """Close the connection."""

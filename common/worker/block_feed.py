@@ -37,7 +37,7 @@ class BlockFeed:
     def __init__(self, snapshot: Callable[[], Sequence[tuple[bytes, bytes]]]) -> None:
         self._snapshot = snapshot
         self._seq = 0
-        self._subscribers: set[asyncio.Queue[EventBatch]] = set()
+        self._subscribers: set[asyncio.Queue[EventBatch | None]] = set()
 
     def publish(self, events: Sequence[BlockEvent]) -> None:
         """Number events and hand them to all subscribers; those whose queue is full are dropped."""
@@ -51,16 +51,26 @@ class BlockFeed:
             except asyncio.QueueFull:
                 self._subscribers.discard(queue)
 
+    def close(self) -> None:
+        """End all subscriptions after what they have been sent."""
+        subscribers, self._subscribers = self._subscribers, set()
+        for queue in subscribers:
+            if not queue.full():  # a full one has a reader that does not wait
+                queue.put_nowait(None)
+
     async def watch(self) -> AsyncGenerator[EventBatch, None]:
         """A snapshot, then every event after it; ends when this subscriber fell too far behind."""
-        queue: asyncio.Queue[EventBatch] = asyncio.Queue(MAX_PENDING_BATCHES)
+        queue: asyncio.Queue[EventBatch | None] = asyncio.Queue(MAX_PENDING_BATCHES)
         entries, seq = self._snapshot(), self._seq
         self._subscribers.add(queue)
         try:
             for batch in _snapshot_batches(entries, seq):
                 yield batch
             while queue in self._subscribers or not queue.empty():
-                yield await queue.get()
+                following = await queue.get()
+                if following is None:
+                    return
+                yield following
         finally:
             self._subscribers.discard(queue)
 

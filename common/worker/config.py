@@ -20,7 +20,7 @@ class WorkerConfig(Section):
     host: str = Field("127.0.0.1", description="address to listen on and to be reached at")
     port: int = Field(0, ge=0, le=65535, description="gRPC port; 0 picks a free one")
     metrics_port: int = Field(0, ge=0, le=65535, description="Prometheus port; 0 picks a free one")
-    worker_id: str = Field("", pattern="^[a-zA-Z0-9_-]*$", description="name in logs and metrics; empty: made up")
+    worker_id: str = Field("", pattern="^[a-zA-Z0-9_-]*$", description="name in logs and registry; empty: made up")
     roles: str = Field("", description="comma list of prefill, decode; empty: the service's own")
     dtype: str = Field("auto", pattern="^(auto|bf16|fp16|fp32)$", description="compute dtype; auto: the model's")
     kv_cache_dtype: str = Field("auto", description="dtype of cached KV: auto (the compute dtype), bf16, fp16, fp32")
@@ -37,6 +37,12 @@ class WorkerConfig(Section):
     max_batch_tokens: int = Field(2048, ge=1, description="most tokens in one step")
     schedule_policy: str = Field("fcfs", pattern="^(fcfs|lpm|priority)$", description="order of waiting requests")
     growth_reserve_blocks: int = Field(8, ge=0, description="blocks that admission leaves to running requests")
+    max_landing_ratio: float = Field(
+        0.5, gt=0, le=1, description="share of the pool that may wait for KV from other workers at a time"
+    )
+    high_water_ratio: float = Field(
+        1.0, gt=0, le=1, description="share of the pool beyond which no further request is admitted"
+    )
     max_waiting_tokens: int = Field(262_144, ge=1, description="bound of the queue, in uncomputed tokens")
     max_lent_blocks: int = Field(65_536, ge=1, description="most blocks lent to peers at a time")
     num_threads: int = Field(0, ge=0, description="compute threads; 0: this worker's share of the cores")

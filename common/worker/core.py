@@ -10,8 +10,8 @@ It does not know roles, RPCs or transports.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 from common.base.clock import Clock, monotonic
 from common.base.errors import Cancelled, Internal, InvalidRequest, Overloaded, PandoError
@@ -39,8 +39,19 @@ class Sink(Protocol):
         """The request failed on this worker; its blocks are released."""
 
 
+class Watched(NamedTuple):
+    """A request from submission to its end, and who hears of it."""
+
+    request: Request
+    sink: Sink
+
+
 class WorkerCore:
-    """Owns the requests of one worker from submission to their end."""
+    """Owns the requests of one worker from submission to their end.
+
+    Methods that take a request mean that very object: another request of the same id is none of the caller's business.
+    Whoever submits a request calls `drop` when done with it, on every path.
+    """
 
     def __init__(
         self,
@@ -59,109 +70,125 @@ class WorkerCore:
         self.metrics = metrics
         self.clock = clock
         self.prefill_tokens_per_s = 0.0
-        self._sinks: dict[str, Sink] = {}
+        self._watched: dict[str, Watched] = {}
         self._wake = asyncio.Event()
         self._quiet = asyncio.Event()
         self._quiet.set()
 
-    def has(self, request_id: str) -> bool:
-        """Whether a request of this id is running."""
-        return request_id in self._sinks
+    def runs(self, request: Request) -> bool:
+        """Whether the request was submitted and has not ended."""
+        watched = self._watched.get(request.request_id)
+        return watched is not None and watched.request is request
 
     @property
     def num_requests(self) -> int:
         """Requests from submission to their end."""
-        return len(self._sinks)
+        return len(self._watched)
 
     def add(self, request: Request, sink: Sink) -> None:
         """Queue a request that this worker computes itself.
 
         Raises:
-            InvalidRequest: its id is running already.
+            InvalidRequest: its id is running already, or it can never fit.
             Overloaded: the queue is full.
         """
         self._refuse_duplicate(request)
         if self.scheduler.add(request) is Admission.OVERLOADED:
-            raise self._overloaded("the worker's queue is full")
+            raise self.overloaded("the worker's queue is full")
         self._adopt(request, sink)
         self.wake()
 
-    def reserve(self, request: Request, sink: Sink) -> Reservation:
+    def reserve(self, request: Request, sink: Sink) -> Reservation | None:
         """Set blocks aside for a request whose KV will be fetched; `landed` and `resume` follow.
 
+        None, and it was not taken, when there is no room now.
+
         Raises:
-            InvalidRequest: its id is running already.
-            Overloaded: there is no room now.
+            InvalidRequest: its id is running already, or it can never fit.
         """
         self._refuse_duplicate(request)
         reservation = self.scheduler.reserve(request)
-        if reservation is None:
-            raise self._overloaded("no KV blocks are free now")
-        self._adopt(request, sink)
+        if reservation is not None:
+            self._adopt(request, sink)
+        self.publish()
         return reservation
 
-    def landed(self, request_id: str, num_blocks: int) -> None:
+    def landed(self, request: Request, num_blocks: int) -> None:
         """The first `num_blocks` blocks of a reserved request hold verified KV; they are indexed at once."""
-        if self.has(request_id):
-            self.scheduler.landed(request_id, num_blocks)
+        if self.runs(request):
+            self.scheduler.landed(request.request_id, num_blocks)
             self.publish()
 
     def fetched(self, request: Request, num_here: int, num_landed: int) -> None:
-        """Blocks `num_here .. num_landed` of a reserved request were cached at a peer and are here now."""
-        if num_landed == num_here or not self.has(request.request_id):
-            return
+        """Count blocks `num_here .. num_landed` of a reserved request, which landed, as cached at a peer."""
         num_prompt, size = len(request.prompt_ids), request.block_size
-        request.num_cached_tokens["peer"] = min(num_landed * size, num_prompt) - min(num_here * size, num_prompt)
+        num_tokens = min(num_landed * size, num_prompt) - min(num_here * size, num_prompt)
+        if num_tokens:
+            request.num_cached_tokens["peer"] = num_tokens
         self.metrics.fetched_blocks.labels("prefix").inc(num_landed - num_here)
-        self.landed(request.request_id, num_landed)
 
-    def resume(self, request_id: str, token: int | None) -> None:
+    def resume(self, request: Request, token: int | None) -> None:
         """A reserved request has all it will get; `token` is the one that prefill drew. The rest is computed here."""
-        if not self.has(request_id):
+        if not self.runs(request):
             return
-        due = self.scheduler.resume(request_id, token, self.clock())
+        due = self.scheduler.resume(request.request_id, token, self.clock())
         if due is not None:
-            request = self.scheduler.get(request_id)
-            self._handle([RequestUpdate(request, finish_reason=due)] if request else [])
+            self._handle([RequestUpdate(request, finish_reason=due)])
         self.publish()
         self.wake()
 
-    def finish(self, request_id: str, reason: FinishReason) -> None:
-        """End a request for a reason the scheduler does not see (a stop string). Unknown ids are fine."""
-        if self._drop(request_id):
-            self.scheduler.finish(request_id, reason)
-            self.metrics.finished(reason)
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """End a request for a reason the scheduler does not see (a stop string); one that has ended is fine."""
+        if self.runs(request):
+            self._forget(request, reason)
+            self.scheduler.finish(request.request_id, reason)
             self.publish()
             self.wake()
 
-    def release(self, request_id: str) -> None:
-        """Give back the blocks of an ended request that kept them (`keep_blocks`). Unknown ids are fine."""
-        self.scheduler.abort(request_id)
+    def drop(self, request: Request) -> None:
+        """Leave nothing of a request behind, kept blocks included. One that never came in, or has gone, is fine."""
+        if self.runs(request):
+            self._forget(request, FinishReason.ABORT)
+        if self.scheduler.get(request.request_id) is request:
+            self.scheduler.abort(request.request_id)
         self.publish()
         self.wake()
 
-    def abort(self, request_id: str) -> bool:
-        """End a request that nobody waits for any more; True when it was running."""
-        if not self._drop(request_id):
-            return False
-        self.scheduler.abort(request_id)
-        self.metrics.finished("abort")
-        self.publish()
-        self.wake()
-        return True
+    def fail(self, request: Request, error: PandoError) -> None:
+        """End a request and tell its sink why; one that has ended is fine."""
+        watched = self._watched.get(request.request_id)
+        if watched is None or watched.request is not request:
+            return
+        self._forget(request, FinishReason.ABORT if isinstance(error, Cancelled) else FinishReason.ERROR)
+        self.drop(request)
+        watched.sink.on_error(error)
 
     def cancel(self, request_id: str) -> bool:
-        """Abort a request on behalf of a third party: whoever waits for it is told. True when it was running."""
-        return self.fail(request_id, Cancelled(f"request {request_id} was aborted"))
-
-    def fail(self, request_id: str, error: PandoError) -> bool:
-        """Abort a request and tell its sink why; True when it was running."""
-        sink = self._sinks.get(request_id)
-        if sink is None:
+        """End a request on behalf of a third party: whoever waits for it is told. True when it was running."""
+        watched = self._watched.get(request_id)
+        if watched is None:
             return False
-        self.abort(request_id)
-        sink.on_error(error)
+        self.fail(watched.request, Cancelled(f"request {request_id} was aborted"))
         return True
+
+    def fail_all(self, make_error: Callable[[], PandoError]) -> None:
+        """End every request and tell its sink why."""
+        for watched in list(self._watched.values()):
+            self.fail(watched.request, make_error())
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        """Add a reference to blocks that are held or cached, for a transfer."""
+        self.cache.hold(blocks)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """End a transfer's hold; somebody may have waited for the blocks."""
+        self.cache.release(blocks)
+        self.wake()
+
+    def overloaded(self, message: str) -> Overloaded:
+        """Count a request that is turned away; returns the error to raise."""
+        self.metrics.finished("overloaded")
+        return Overloaded(message, retry_after_s=RETRY_AFTER_S)
 
     def publish(self) -> None:
         """Hand changes of the index to the feed."""
@@ -181,6 +208,7 @@ class WorkerCore:
             self._wake.clear()
             plan = self.scheduler.schedule(self.clock())
             self._handle(self.scheduler.take_ended())
+            self.publish()
             if plan is None:
                 await self._wake.wait()
                 continue
@@ -210,33 +238,39 @@ class WorkerCore:
 
     def _handle(self, updates: Sequence[RequestUpdate]) -> None:
         for update in updates:
-            sink = self._sinks.get(update.request_id)
-            if sink is None:
+            request = update.request
+            if not self.runs(request):
                 continue
+            sink = self._watched[request.request_id].sink
             if update.finish_reason is not None:
-                self._drop(update.request_id)
-                self.metrics.finished(update.finish_reason)
+                self._forget(request, update.finish_reason)
             if update.finish_reason is FinishReason.ERROR:
-                sink.on_error(Internal(update.request.error))
+                sink.on_error(Internal(request.error))
             else:
-                sink.on_update(update)
+                self._tell(sink, update)
+
+    def _tell(self, sink: Sink, update: RequestUpdate) -> None:
+        """Tell a sink; what goes wrong in it costs its own request only."""
+        try:
+            sink.on_update(update)
+        except Exception as error:  # noqa: BLE001 - a bug in one request's output must not stop all others
+            get_logger().error("a request's output failed", request_id=update.request_id, exc_info=error)
+            self.drop(update.request)
+            sink.on_error(Internal(f"output: {type(error).__name__}"))
 
     def _adopt(self, request: Request, sink: Sink) -> None:
-        self._sinks[request.request_id] = sink
+        self._watched[request.request_id] = Watched(request, sink)
         self._quiet.clear()
 
-    def _drop(self, request_id: str) -> bool:
-        found = self._sinks.pop(request_id, None) is not None
-        if not self._sinks:
+    def _forget(self, request: Request, outcome: FinishReason) -> None:
+        """Stop watching a running request."""
+        del self._watched[request.request_id]
+        self.metrics.finished(outcome)
+        if not self._watched:
             self._quiet.set()
-        return found
 
     def _refuse_duplicate(self, request: Request) -> None:
-        if self.has(request.request_id):
+        if request.request_id in self._watched:
             raise InvalidRequest(
                 f"request {request.request_id} is running already", reason="duplicate_request_id", param="request_id"
             )
-
-    def _overloaded(self, message: str) -> Overloaded:
-        self.metrics.finished("overloaded")
-        return Overloaded(message, retry_after_s=RETRY_AFTER_S)

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from common.rpc.convert import TokenBytes, logprob_to_pb
+from common.rpc.errors import about
 from common.rpc.server import Context
 from common.sched.request import FinishReason
 from common.worker.generation import Generator, Job
@@ -36,22 +37,26 @@ class DecodeServicer(worker_pb2_grpc.DecodeServiceServicer):
         self, request: worker_pb2.DecodeServiceGenerateRequest, context: Context
     ) -> AsyncGenerator[worker_pb2.DecodeServiceGenerateResponse, None]:
         """See the proto."""
+        with about(request.request.request_id):
+            job = self._job(request)
+            first = True
+            async with aclosing(self._generator.generate(job)) as pieces:
+                async for piece in pieces:
+                    yield worker_pb2.DecodeServiceGenerateResponse(frame=self._frame(job, piece, first))
+                    first = False
+
+    def _job(self, request: worker_pb2.DecodeServiceGenerateRequest) -> Job:
         self._state.check_takes_work()
         message = request.request
         if message.namespace:
             self._state.identity.check_namespace(message.namespace)
-        job = Job(
+        return Job(
             request=request_from_pb(message, self._limits, self._generator.now_s()),
             message=message,
             prefill_address=request.prefill.address,
             sources=sources_from_pb(request.sources),
             sent_chars=request.text_offset,
         )
-        first = True
-        async with aclosing(self._generator.generate(job)) as pieces:
-            async for piece in pieces:
-                yield worker_pb2.DecodeServiceGenerateResponse(frame=self._frame(job, piece, first))
-                first = False
 
     def _frame(self, job: Job, piece: Piece, first: bool) -> inference_pb2.GenerateResponse:
         frame = inference_pb2.GenerateResponse(

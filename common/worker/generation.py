@@ -8,10 +8,10 @@ first token fails the request (the router retries the leg); after it, what is mi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from common.base.errors import Leg, PandoError
+from common.base.errors import HandoffAborted, Internal, Leg, PandoError
 from common.base.logging import get_logger
 from common.rpc.convert import logprob_from_pb
 from common.sched.request import FinishReason, Request
@@ -98,21 +98,20 @@ class Generator:
         job.stream = self._open_stream(job)
         feeding: asyncio.Task[None] | None = None
         try:
-            feeding = self._start(job)
-            told = job.handoff is not None
+            if not job.stream.ended:
+                feeding = self._start(job)
             async for piece in job.stream.pieces():
-                if not told:
-                    self._core.metrics.first_token(job.request, job.stream.first_token_s or self.now_s())
-                    told = True
                 yield piece
+            self._count(job)
         finally:
-            self._core.abort(job.request.request_id)
+            self._core.drop(job.request)
             if feeding is not None:
                 feeding.cancel()
                 await asyncio.wait((feeding,))
 
     def _open_stream(self, job: Job) -> OutputStream:
-        params = job.request.params
+        core, request = self._core, job.request
+        params = request.params
         detokenizer = IncrementalDetokenizer(
             self._tokenizer,
             skip_special_tokens=params.skip_special_tokens,
@@ -121,93 +120,129 @@ class Generator:
             min_tokens=params.min_tokens,
         )
         return OutputStream(
-            job.request,
+            request,
             detokenizer=detokenizer,
             sent_chars=job.sent_chars,
-            on_stop=lambda request_id: self._core.finish(request_id, FinishReason.STOP),
-            clock=self._core.clock,
-            observe_gap=self._core.metrics.inter_token.observe,
+            on_stop=lambda: core.finish(request, FinishReason.STOP),
+            on_first_token=lambda now_s: self._count_first_token(job, now_s),
+            observe_gap=core.metrics.inter_token.observe,
+            clock=core.clock,
         )
 
     def _start(self, job: Job) -> asyncio.Task[None] | None:
         """Put the request to work; returns the task that brings its KV, if it comes from elsewhere."""
         core, request = self._core, job.request
-        hashes = request.reusable_hashes()
-        num_here = core.cache.match(hashes)
-        uncached = request.num_tokens - num_here * request.block_size
-        if job.prefill_address and uncached > self._local_prefill_tokens:
-            job.request = request = _without_prompt_logprobs(request)
-            reservation = core.reserve(request, job.stream)
-            job.handoff = Handoff(request, num_landed=reservation.num_cached_blocks)
-            return asyncio.create_task(self._hand_off(job, job.handoff))
-        source = self._peers.best(job.sources, num_here)
-        if source is not None and not request.num_missing_prompt_logprobs:
-            reservation = core.reserve(request, job.stream)
-            return asyncio.create_task(self._fetch_prefix(job, source, reservation.num_cached_blocks))
+        num_here = core.cache.match(request.reusable_hashes())
+        if request.num_tokens - num_here * request.block_size > self._local_prefill_tokens:
+            if job.prefill_address not in ("", self._here.address):
+                return self._start_handoff(job)
+            source = self._peers.best(job.sources, num_here)
+            reservation = None
+            if source is not None and not request.num_missing_prompt_logprobs:
+                reservation = core.reserve(request, job.stream)
+            if source is not None and reservation is not None:
+                num_cached = reservation.num_cached_blocks
+                return self._feed(request, lambda: self._fetch_prefix(request, source, num_cached))
         core.add(request, job.stream)
         return None
 
-    async def _fetch_prefix(self, job: Job, source: Source, num_here: int) -> None:
+    def _start_handoff(self, job: Job) -> asyncio.Task[None]:
         request = job.request
-        num_landed = await self._peers.fetch(source, request.reusable_hashes(), request.block_table, num_here)
-        self._core.fetched(request, num_here, num_landed)
-        self._core.resume(request.request_id, None)
+        # The prefill worker reports the prompt's logprobs; here they would forbid to reuse its KV.
+        request.params = replace(request.params, prompt_logprobs=None)
+        reservation = self._core.reserve(request, job.stream)
+        if reservation is None:
+            raise self._core.overloaded("no KV blocks are free now")
+        handoff = job.handoff = Handoff(request, reservation.num_cached_blocks)
+        return self._feed(request, lambda: self._hand_off(job, handoff))
+
+    def _feed(self, request: Request, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        """Run what brings a request's KV; however it goes wrong, the request hears of it."""
+
+        async def feed() -> None:
+            try:
+                await work()
+            except PandoError as error:
+                self._core.fail(request, error)
+            except asyncio.CancelledError:
+                self._core.fail(request, HandoffAborted("the call to a peer was cut", leg=Leg.PREFILL))
+                raise
+            except Exception as error:  # noqa: BLE001 - a bug here must not leave the request waiting for ever
+                get_logger().error("fetching KV failed", request_id=request.request_id, exc_info=error)
+                self._core.fail(request, Internal(f"fetching KV: {type(error).__name__}"))
+
+        return asyncio.create_task(feed())
+
+    async def _fetch_prefix(self, request: Request, source: Source, num_here: int) -> None:
+        core = self._core
+        num_landed = await self._peers.fetch(source, request, num_here, lambda num: core.landed(request, num))
+        core.fetched(request, num_here, num_landed)
+        core.resume(request, None)
 
     async def _hand_off(self, job: Job, handoff: Handoff) -> None:
         core, request = self._core, job.request
         start = worker_pb2.HandoffStart(
             request=job.message,
-            num_blocks_held=handoff.num_landed,
+            num_blocks_held=handoff.num_held,
             identity=self._receiver.identity.to_pb(),
             sources=[_source_to_pb(s) for s in self._sources_for_prefill(job, handoff)],
         )
+        outcome = "failed"
         try:
             await self._receiver.receive(
                 job.prefill_address,
                 start,
                 handoff,
-                lambda num_blocks: core.landed(request.request_id, num_blocks),
+                lambda num_blocks: core.landed(request, num_blocks),
                 lambda first: self._take_first_token(job, first),
             )
+            outcome = "ok"
         except PandoError as error:
-            core.metrics.handoffs.labels("decode", "failed").inc()
             if handoff.first is None:
                 error.leg = error.leg or Leg.PREFILL
-                core.fail(request.request_id, error)
-                return
+                raise
             get_logger().warning("handoff broke after the first token; computing the rest here", error=error.message)
-        else:
-            core.metrics.handoffs.labels("decode", "ok").inc()
-        core.metrics.fetched_blocks.labels("handoff").inc(handoff.num_landed)
+        finally:
+            core.metrics.handoffs.labels("decode", outcome).inc()
+            core.metrics.fetched_blocks.labels("handoff").inc(handoff.num_landed - handoff.num_held)
         job.landed_s = core.clock()
-        if handoff.first is not None:
-            core.resume(request.request_id, handoff.first.token_id)
+        assert handoff.first is not None, "a handoff ended well without a first token"
+        core.resume(request, handoff.first.token_id)
 
     def _sources_for_prefill(self, job: Job, handoff: Handoff) -> list[Source]:
-        mine = Source(self._here.worker_id, self._here.address, handoff.num_landed)
-        return [mine, *job.sources] if handoff.num_landed else list(job.sources)
+        mine = Source(self._here.worker_id, self._here.address, handoff.num_held)
+        return [mine, *job.sources] if handoff.num_held else list(job.sources)
 
     def _take_first_token(self, job: Job, first: worker_pb2.FirstToken) -> bool:
         """Send the first token up at once; returns whether the request goes on, so that its KV is wanted."""
-        stream = job.stream
+        core, request, stream = self._core, job.request, job.stream
+        if not core.runs(request):
+            return False
         stream.push_prompt_logprobs([logprob_from_pb(entry) for entry in first.prompt_logprobs])
         logprobs = logprob_from_pb(first.logprob) if first.HasField("logprob") else None
         stream.push(first.token_id, logprobs, first.logits_digest or None)
         reason = _FINISH_FROM_PB.get(first.finish_reason)
         if reason is not None:
             stream.end(reason)
-            self._core.finish(job.request.request_id, reason)
-        return reason is None and self._core.has(job.request.request_id)
+            core.finish(request, reason)
+        return core.runs(request)
+
+    def _count_first_token(self, job: Job, now_s: float) -> None:
+        metrics, request = self._core.metrics, job.request
+        metrics.time_to_first_token.observe(now_s - request.arrival_s)
+        if job.handoff is None:
+            metrics.prompt_done(request)
+
+    def _count(self, job: Job) -> None:
+        """Measure a request that ended well."""
+        stream, metrics = job.stream, self._core.metrics
+        metrics.request_seconds.observe(self.now_s() - job.request.arrival_s)
+        num_gaps = stream.num_tokens - len(job.message.output_token_ids) - 1
+        if num_gaps > 0 and stream.first_token_s is not None and stream.last_token_s is not None:
+            metrics.time_per_output_token.observe((stream.last_token_s - stream.first_token_s) / num_gaps)
 
 
 def _source_to_pb(source: Source) -> worker_pb2.BlockSource:
     return worker_pb2.BlockSource(
         worker=worker_pb2.WorkerRef(worker_id=source.worker_id, address=source.address), num_blocks=source.num_blocks
     )
-
-
-def _without_prompt_logprobs(request: Request) -> Request:
-    """The request without a wish that the prefill worker fulfils."""
-    if request.params.prompt_logprobs is None:
-        return request
-    return replace(request, params=replace(request.params, prompt_logprobs=None))

@@ -13,14 +13,14 @@ from typing import TypeAlias
 
 import grpc
 
-from common.base.errors import Cancelled, HandoffAborted, InvalidRequest, Leg
+from common.base.errors import HandoffAborted, LayoutMismatch, Leg
 from common.rpc.channel import ChannelPool
 from common.rpc.errors import from_rpc_error
 from common.sched.request import Request
-from common.transport.base import Endpoint, Extent
+from common.transport.base import Endpoint
 from common.worker.convert import endpoint_from_pb, extent_from_pb
 from common.worker.job import Identity
-from common.worker.peers import BlockReader
+from common.worker.peers import BlockReader, Loan
 from pando.v1 import worker_pb2, worker_pb2_grpc
 
 HandoffCall: TypeAlias = "grpc.aio.StreamStreamCall[worker_pb2.HandoffRequest, worker_pb2.HandoffResponse]"
@@ -32,24 +32,28 @@ class Handoff:
 
     Attributes:
         request: reserved; its block table is the target.
+        num_held: leading blocks of the table that were here before.
         num_landed: leading blocks of the table that hold verified KV.
         num_announced: leading blocks that landed or may be read.
         transfer_bytes: bytes read so far.
         worker_id: of the prefill worker, once it accepted.
         first: its last message, once it came.
+        endpoints: where to read what it lends.
+        announced: loans to read, in order; None ends them. Bounded by the block table.
     """
 
     request: Request
-    num_landed: int
+    num_held: int
+    num_landed: int = field(init=False)
     num_announced: int = field(init=False)
     transfer_bytes: int = 0
     worker_id: str = ""
     first: worker_pb2.FirstToken | None = None
     endpoints: Sequence[Endpoint] = ()
-    announced: asyncio.Queue[Sequence[Extent] | None] = field(default_factory=asyncio.Queue)
+    announced: asyncio.Queue[Loan | None] = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:
-        self.num_announced = self.num_landed
+        self.num_landed = self.num_announced = self.num_held
 
 
 class HandoffReceiver:
@@ -93,9 +97,9 @@ class HandoffReceiver:
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, Leg.PREFILL) from error
         finally:
+            call.cancel()
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
-            call.cancel()
 
     async def _listen(
         self,
@@ -117,29 +121,33 @@ class HandoffReceiver:
                 return on_first_token(message.first_token)
 
     def _accept(self, accepted: worker_pb2.HandoffAccepted, handoff: Handoff) -> None:
-        self.identity.check(accepted.identity)
+        try:
+            self.identity.check(accepted.identity)
+        except LayoutMismatch as error:
+            error.leg = Leg.PREFILL
+            raise
         handoff.worker_id = accepted.worker_id
         handoff.endpoints = [endpoint_from_pb(endpoint) for endpoint in accepted.endpoints]
 
     def _announce(self, blocks: worker_pb2.BlocksReady, handoff: Handoff) -> None:
         expected, room = handoff.num_announced, len(handoff.request.block_table)
         if blocks.first_block != expected or expected + len(blocks.extents) > room:
-            raise InvalidRequest(
+            raise HandoffAborted(
                 f"blocks {blocks.first_block}+{len(blocks.extents)} announced, expected {expected} of {room}",
                 reason="bad_handoff",
                 leg=Leg.PREFILL,
             )
         handoff.num_announced += len(blocks.extents)
-        handoff.announced.put_nowait([extent_from_pb(extent) for extent in blocks.extents])
+        handoff.announced.put_nowait(Loan(handoff.endpoints, [extent_from_pb(extent) for extent in blocks.extents]))
 
     async def _read_blocks(self, handoff: Handoff, on_landed: Callable[[int], None]) -> None:
-        while (extents := await handoff.announced.get()) is not None:
-            targets = handoff.request.block_table[handoff.num_landed : handoff.num_landed + len(extents)]
-            if len(targets) < len(extents):
-                raise Cancelled("the request ended while its blocks arrived")
-            handoff.transfer_bytes += await self._reader.read(handoff.endpoints, extents, targets)
-            handoff.num_landed += len(extents)
-            on_landed(handoff.num_landed)
+        def note(num_blocks: int) -> None:
+            handoff.transfer_bytes += (num_blocks - handoff.num_landed) * self.identity.block_bytes
+            handoff.num_landed = num_blocks
+            on_landed(num_blocks)
+
+        while (loan := await handoff.announced.get()) is not None:
+            await self._reader.read(handoff.request, handoff.num_landed, loan, note)
 
 
 async def _next(call: HandoffCall, reading: asyncio.Task[None]) -> worker_pb2.HandoffResponse:

@@ -105,20 +105,21 @@ class HandoffSender:
             core.metrics.handoffs.labels("prefill", "failed").inc()
             raise
         finally:
-            if not core.abort(ours.request_id):
-                core.release(ours.request_id)
+            core.drop(ours)
 
     async def _begin(self, request: Request, progress: PrefillProgress, sources: Sequence[Source]) -> None:
-        """Queue the request, after fetching the prefix that a source has beyond what is here."""
-        core, hashes = self._core, request.reusable_hashes()
-        source = self._peers.best(sources, core.cache.match(hashes))
-        if source is None or not hashes:
+        """Queue the request; with room now, fetch the prefix that a source has beyond what is here before."""
+        core = self._core
+        num_missing = request.num_missing_prompt_logprobs
+        source = None if num_missing else self._peers.best(sources, core.cache.match(request.reusable_hashes()))
+        reservation = core.reserve(request, progress) if source is not None else None
+        if source is None or reservation is None:
             core.add(request, progress)
             return
-        num_here = core.reserve(request, progress).num_cached_blocks
-        num_landed = await self._peers.fetch(source, hashes, request.block_table, num_here)
+        num_here = reservation.num_cached_blocks
+        num_landed = await self._peers.fetch(source, request, num_here, lambda num: core.landed(request, num))
         core.fetched(request, num_here, num_landed)
-        core.resume(request.request_id, None)
+        core.resume(request, None)
 
     async def _announce(
         self, asked: Request, request: Request, progress: PrefillProgress, loans: Loans, num_blocks_held: int
@@ -152,7 +153,8 @@ class HandoffSender:
     def _first_token(self, asked: Request, ours: Request, progress: PrefillProgress) -> worker_pb2.HandoffResponse:
         update = progress.token
         assert update is not None and update.token_id is not None, "no first token"
-        self._core.metrics.first_token(ours, self._core.clock())
+        self._core.metrics.time_to_first_token.observe(self._core.clock() - ours.arrival_s)
+        self._core.metrics.prompt_done(ours)
         message = worker_pb2.FirstToken(
             token_id=update.token_id,
             logits_digest=update.digest or b"",

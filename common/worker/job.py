@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from math import isfinite
 
 from common.base.errors import InvalidRequest, LayoutMismatch
 from common.base.model_config import ModelConfig
@@ -15,6 +16,15 @@ from common.sched.request import Request
 from pando.v1 import types_pb2, worker_pb2
 
 MAX_REQUEST_ID_CHARS = 256
+_FLOAT_MAX = 3e38
+_RANGES = (
+    ("temperature", 0.0, _FLOAT_MAX),
+    ("top_p", 0.0, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("presence_penalty", -_FLOAT_MAX, _FLOAT_MAX),
+    ("frequency_penalty", -_FLOAT_MAX, _FLOAT_MAX),
+    ("repetition_penalty", 1e-6, _FLOAT_MAX),
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -84,6 +94,7 @@ def request_from_pb(message: worker_pb2.WorkerRequest, limits: Limits, arrival_s
     if not 0 < len(message.request_id) <= MAX_REQUEST_ID_CHARS:
         raise InvalidRequest(f"request_id must have 1 to {MAX_REQUEST_ID_CHARS} characters", param="request_id")
     params = sampling_from_pb(message.sampling)
+    _check_sampling(params, limits)
     if params.max_tokens <= len(outputs):
         raise InvalidRequest("max_tokens is reached already", param="max_tokens")
     if len(message.prefix_hashes) > len(prompt) // limits.block_size * HASH_BYTES:
@@ -117,6 +128,21 @@ def _check_tokens(prompt: Sequence[int], outputs: Sequence[int], limits: Limits)
     largest = max(chain(prompt, outputs))
     if largest >= limits.vocab_size:
         raise InvalidRequest(f"token id {largest} is not in a vocabulary of {limits.vocab_size}", param="prompt")
+
+
+def _check_sampling(params: SamplingParams, limits: Limits) -> None:
+    """Refuse what would make a whole step fail, other requests included."""
+    for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+        if max(ids, default=0) >= limits.vocab_size:
+            raise InvalidRequest(f"{name} names a token outside a vocabulary of {limits.vocab_size}", param=name)
+    for name, low, high in _RANGES:
+        value = getattr(params, name)
+        if not low <= value <= high:
+            raise InvalidRequest(f"{name} must lie in {low} .. {high}, not {value}", param=name)
+    if not all(map(isfinite, params.logit_bias.values())):
+        raise InvalidRequest("logit_bias must be finite", param="logit_bias")
+    if not all(params.stop):
+        raise InvalidRequest("a stop string is empty", param="stop")
 
 
 def _with_stop_tokens(params: SamplingParams, eos_token_ids: Sequence[int]) -> SamplingParams:

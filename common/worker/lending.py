@@ -12,10 +12,10 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 
 from common.base.errors import Overloaded
-from common.kv.block_cache import BlockCache
 from common.transport.base import Extent
 from common.transport.checksum import checksum
 from common.transport.region import Region
+from common.worker.core import WorkerCore
 
 
 class Loans:
@@ -42,14 +42,14 @@ class Lender:
     def __init__(
         self,
         *,
-        cache: BlockCache,
+        core: WorkerCore,
         region: Region,
         segment: int,
         incarnation: int,
         executor: Executor,
         max_lent_blocks: int,
     ) -> None:
-        self._cache = cache
+        self._core = core
         self._region = region
         self._segment = segment
         self._incarnation = incarnation
@@ -66,14 +66,14 @@ class Lender:
             yield loans
         finally:
             self.num_lent -= len(loans.blocks)
-            self._cache.release(loans.blocks)
+            self._core.release(loans.blocks)
 
     def hold(self, blocks: Sequence[int]) -> None:
         """Hold blocks as lent; raises Overloaded past the bound."""
         if self.num_lent + len(blocks) > self._max_lent_blocks:
             raise Overloaded(f"{self.num_lent} blocks are lent already", reason="too_many_loans", retry_after_s=1.0)
         self.num_lent += len(blocks)
-        self._cache.hold(blocks)
+        self._core.hold(blocks)
 
     async def extents(self, blocks: Sequence[int]) -> list[Extent]:
         """Extents of `blocks`, in order."""

@@ -69,6 +69,18 @@ class WorkerMetrics:
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
+        self.time_per_output_token = Histogram(
+            "pando_worker_time_per_output_token_seconds",
+            "Per request: from its first token to its last, divided by the tokens after the first.",
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self.request_seconds = Histogram(
+            "pando_worker_request_seconds",
+            "From the arrival of a request for output on this worker to its last token.",
+            buckets=LATENCY_BUCKETS_S,
+            registry=registry,
+        )
         self.handoffs = Counter(
             "pando_worker_handoffs_total",
             "Handoffs by side (decode, prefill) and outcome (ok, failed).",
@@ -98,9 +110,8 @@ class WorkerMetrics:
         self.step_tokens.labels(phase).inc(plan.num_tokens)
         self.generated.inc(len(result.sampled))
 
-    def first_token(self, request: Request, now_s: float) -> None:
-        """Count a request whose prompt was computed here, once its first token is known."""
-        self.time_to_first_token.observe(now_s - request.arrival_s)
+    def prompt_done(self, request: Request) -> None:
+        """Count the prompt of a request that was computed here, once its first token is known."""
         self.prompt_tokens.inc(len(request.prompt_ids))
         self.num_prompt += len(request.prompt_ids)
         for tier, num_tokens in request.num_cached_tokens.items():

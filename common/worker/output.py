@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from common.base.errors import PandoError
+from common.base.errors import InvalidRequest, PandoError
 from common.sched.plan import TokenLogprobs
 from common.sched.request import FinishReason, Request, RequestUpdate
 from common.tokenizer.detokenizer import IncrementalDetokenizer
@@ -46,8 +46,12 @@ class OutputStream:
         detokenizer: fresh.
         sent_chars: characters of text that were sent before.
         on_stop: called when a stop string matched, to end the request.
-        clock: monotonic seconds.
+        on_first_token: told the time of the first token here.
         observe_gap: told the seconds between two tokens.
+        clock: monotonic seconds.
+
+    Raises:
+        InvalidRequest: more text was sent than the output so far has.
     """
 
     def __init__(
@@ -56,28 +60,30 @@ class OutputStream:
         *,
         detokenizer: IncrementalDetokenizer,
         sent_chars: int,
-        on_stop: Callable[[str], None],
-        clock: Callable[[], float],
+        on_stop: Callable[[], None],
+        on_first_token: Callable[[float], None],
         observe_gap: Callable[[float], None],
+        clock: Callable[[], float],
     ) -> None:
-        self.request = request
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self._detokenizer = detokenizer
         self._on_stop = on_stop
+        self._on_first_token = on_first_token
         self._clock = clock
         self._observe_gap = observe_gap
         self._pending = Piece(len(request.output_ids), sent_chars)
         self._error: PandoError | None = None
+        self._ended = False
         self._news = asyncio.Event()
-        self._prime(sent_chars)
+        self._prime(request.output_ids, sent_chars)
 
     def on_update(self, update: RequestUpdate) -> None:
         """Take in a step's outcome."""
         self._pending.prompt_logprobs.extend(update.prompt_logprobs)
         if update.token_id is not None:
             self.push(update.token_id, update.logprobs, update.digest)
-        if update.finish_reason is not None and self._pending.finish_reason is None:
+        if update.finish_reason is not None:
             self.end(update.finish_reason)
 
     def on_error(self, error: PandoError) -> None:
@@ -87,35 +93,37 @@ class OutputStream:
 
     def push(self, token_id: int, logprobs: TokenLogprobs | None, digest: bytes | None) -> None:
         """Take in one drawn token; ends the request when it completes a stop string."""
-        pending = self._pending
-        if pending.finish_reason is not None:
+        if self.ended:
             return
+        pending = self._pending
         pending.token_ids.append(token_id)
         if logprobs is not None:
             pending.logprobs.append(logprobs)
         if digest is not None:
             pending.digests.append(digest)
-        now_s = self._clock()
-        if self.last_token_s is not None:
-            self._observe_gap(now_s - self.last_token_s)
-        self.last_token_s = now_s
-        self.first_token_s = self.first_token_s or now_s
+        self._note_time(self._clock())
         pending.text += self._detokenizer.feed((token_id,))
         self._news.set()
-        if self._detokenizer.stop_match is not None:
-            pending.stop_reason = self._detokenizer.stop_match
-            self.end(FinishReason.STOP)
-            self._on_stop(self.request.request_id)
+        if self._end_at_stop_string():
+            self._on_stop()
 
     def push_prompt_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> None:
         """Take in the prompt's logprobs from the worker that computed it."""
         self._pending.prompt_logprobs.extend(logprobs)
 
     def end(self, reason: FinishReason) -> None:
-        """Close the output; text that was held back becomes final."""
+        """Close the output; text that was held back becomes final. The first reason stays."""
+        if self.ended:
+            return
+        self._ended = True
         self._pending.text += self._detokenizer.finish()
         self._pending.finish_reason = reason
         self._news.set()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the output is complete, read or not."""
+        return self._ended
 
     @property
     def num_tokens(self) -> int:
@@ -136,7 +144,27 @@ class OutputStream:
             if self._error is not None:
                 raise self._error
 
-    def _prime(self, sent_chars: int) -> None:
+    def _prime(self, output_ids: Sequence[int], sent_chars: int) -> None:
         """Bring the detokenizer to where the earlier attempt was; keep text that it had not sent yet."""
-        text = self._detokenizer.feed(self.request.output_ids)
+        text = self._detokenizer.feed(output_ids)
+        if sent_chars > len(text):
+            raise InvalidRequest(
+                f"{sent_chars} characters were sent of an output that has {len(text)}", param="text_offset"
+            )
         self._pending.text = text[sent_chars:]
+        self._end_at_stop_string()
+
+    def _end_at_stop_string(self) -> bool:
+        if self._detokenizer.stop_match is None:
+            return False
+        self._pending.stop_reason = self._detokenizer.stop_match
+        self.end(FinishReason.STOP)
+        return True
+
+    def _note_time(self, now_s: float) -> None:
+        if self.last_token_s is not None:
+            self._observe_gap(now_s - self.last_token_s)
+        self.last_token_s = now_s
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+            self._on_first_token(now_s)

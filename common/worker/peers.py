@@ -1,28 +1,32 @@
-"""Reading blocks from other workers: the gRPC leases around the transport's reads."""
+"""Reading blocks from other workers: the gRPC leases around the transport's reads.
+
+A read goes into the blocks that its request has *now*: they are looked up in its table right before they are held, so
+that a request which ended meanwhile gets nothing and nobody else's block is written.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
 
 from common.base.config import TimeoutsConfig
-from common.base.errors import BlockCorrupt, InvalidRequest, Leg, PandoError
+from common.base.errors import BlockCorrupt, Cancelled, HandoffAborted, InvalidRequest, LayoutMismatch, Leg, PandoError
 from common.base.logging import get_logger
-from common.kv.block_cache import BlockCache
 from common.kv.hashing import HASH_BYTES
 from common.rpc.channel import ChannelPool
 from common.rpc.convert import join_hashes
 from common.rpc.errors import from_rpc_error
+from common.sched.request import Request
 from common.transport.base import Endpoint, Extent, Read
 from common.transport.region import Region
 from common.transport.select import TransportSet
 from common.worker.convert import endpoint_from_pb, extent_from_pb
+from common.worker.core import WorkerCore
 from common.worker.job import Identity
-from common.worker.metrics import WorkerMetrics
 from pando.v1 import worker_pb2, worker_pb2_grpc
 
 MAX_BLOCKS_PER_READ = 32
@@ -37,59 +41,65 @@ class Source:
     num_blocks: int
 
 
-class BlockReader:
-    """Reads lent extents into this worker's blocks, and holds those while bytes may still arrive."""
+@dataclass(slots=True, frozen=True)
+class Loan:
+    """What a peer lends: where to read, and extents without a gap."""
 
-    def __init__(
-        self,
-        *,
-        cache: BlockCache,
-        region: Region,
-        transports: TransportSet,
-        timeouts: TimeoutsConfig,
-        metrics: WorkerMetrics,
-    ) -> None:
-        self._cache = cache
+    endpoints: Sequence[Endpoint]
+    extents: Sequence[Extent]
+
+
+class BlockReader:
+    """Reads lent extents into blocks of requests, and holds those while bytes may still arrive."""
+
+    def __init__(self, *, core: WorkerCore, region: Region, transports: TransportSet, timeouts: TimeoutsConfig) -> None:
+        self._core = core
         self._region = region
         self._transports = transports
         self._timeouts = timeouts
-        self._metrics = metrics
 
-    async def read(self, endpoints: Sequence[Endpoint], extents: Sequence[Extent], blocks: Sequence[int]) -> int:
-        """Read `extents` into `blocks`, verified; returns the bytes moved. All or an error (see Transport.read).
+    async def read(self, request: Request, first_block: int, loan: Loan, on_landed: Callable[[int], None]) -> None:
+        """Read a loan into blocks `first_block ...` of a request, in batches, each verified as a whole.
 
-        The blocks are held here while a read runs: a request that ends meanwhile cannot free them under it.
+        Args:
+            request: reserved.
+            first_block: index in its block table.
+            loan: what to read.
+            on_landed: called after each batch with the number of leading blocks of the table that are here.
+
+        Raises:
+            Cancelled: the request ended meanwhile.
+            PandoError: see `Transport.read`, with leg transfer; batches that landed before stay landed.
         """
-        assert len(extents) == len(blocks), f"{len(extents)} extents for {len(blocks)} blocks"
+        for start in range(0, len(loan.extents), MAX_BLOCKS_PER_READ):
+            batch = loan.extents[start : start + MAX_BLOCKS_PER_READ]
+            first = first_block + start
+            blocks = request.block_table[first : first + len(batch)]
+            if len(blocks) < len(batch):
+                raise Cancelled("the request ended while its blocks arrived", leg=Leg.TRANSFER)
+            await self._read_batch(loan.endpoints, batch, blocks)
+            on_landed(first + len(batch))
+
+    async def _read_batch(self, endpoints: Sequence[Endpoint], extents: Sequence[Extent], blocks: list[int]) -> None:
         reads = [self._into(extent, block) for extent, block in zip(extents, blocks, strict=True)]
-        self._cache.hold(blocks)
+        self._core.hold(blocks)
         try:
-            for start in range(0, len(reads), MAX_BLOCKS_PER_READ):
-                await self._read_batch(endpoints, reads[start : start + MAX_BLOCKS_PER_READ])
+            await self._transports.read(endpoints, reads, self._timeouts.transfer_s)
+        except InvalidRequest as error:  # what the peer announced makes no sense; that is not the user's fault
+            raise HandoffAborted(error.message, reason=error.reason, leg=Leg.TRANSFER) from error
+        except PandoError as error:
+            error.leg = error.leg or Leg.TRANSFER
+            if isinstance(error, BlockCorrupt):
+                self._core.metrics.integrity_failures.inc()
+            raise
         finally:
-            self._cache.release(blocks)
-        return sum(extent.length for extent in extents)
+            self._core.release(blocks)
 
     def _into(self, extent: Extent, block: int) -> Read:
         offset, length = self._region.extent(block)
         if extent.length != length:
-            raise InvalidRequest(f"an extent of {extent.length} bytes for a block of {length}", leg=Leg.TRANSFER)
+            raise LayoutMismatch(f"an extent of {extent.length} bytes for a block of {length}", leg=Leg.TRANSFER)
         return Read(extent, self._region.data[offset : offset + length])
-
-    async def _read_batch(self, endpoints: Sequence[Endpoint], reads: Sequence[Read]) -> None:
-        try:
-            await self._transports.read(endpoints, reads, self._timeouts.transfer_s)
-        except BlockCorrupt:
-            self._metrics.integrity_failures.inc()
-            raise
-
-
-@dataclass(slots=True, frozen=True)
-class Lease:
-    """Blocks that a peer lends: extents from the first wanted block on, without a gap."""
-
-    endpoints: Sequence[Endpoint]
-    extents: Sequence[Extent]
 
 
 class PeerPrefixes:
@@ -109,32 +119,32 @@ class PeerPrefixes:
         better = [s for s in sources if s.num_blocks > num_blocks_here and s.worker_id != self._worker_id]
         return max(better, key=lambda s: s.num_blocks, default=None)
 
-    async def fetch(self, source: Source, hashes: Sequence[bytes], blocks: Sequence[int], first_block: int) -> int:
-        """Read blocks `first_block ...` of the prefix `hashes` into `blocks[first_block:]`.
+    async def fetch(self, source: Source, request: Request, num_here: int, on_landed: Callable[[int], None]) -> int:
+        """Read the blocks of a reserved request's known tokens that a source has beyond the first `num_here`.
 
-        Returns the number of blocks of the prefix that are here and verified afterwards: at least `first_block`.
-        A source that fails costs a recompute, not the request: its failure is logged, not raised.
+        Returns the number of leading blocks that are here and verified afterwards. A source that fails costs a
+        recompute, not the request: its failure is logged, not raised.
         """
-        wanted = min(source.num_blocks, len(hashes), len(blocks))
+        num_landed = num_here
+
+        def note(num_blocks: int) -> None:
+            nonlocal num_landed
+            num_landed = num_blocks
+            on_landed(num_blocks)
+
+        hashes = request.reusable_hashes()[: source.num_blocks]
         try:
-            async with asyncio.timeout(self._timeouts.transfer_s):
-                return await self._fetch(source, hashes[:wanted], blocks, first_block)
+            async with asyncio.timeout(self._timeouts.transfer_s), self._borrow(source, hashes, num_here) as loan:
+                await self._reader.read(request, num_here, loan, note)
         except (PandoError, TimeoutError) as error:
             get_logger().warning("prefix not fetched from a peer", peer=source.worker_id, error=str(error))
-            return first_block
-
-    async def _fetch(self, source: Source, hashes: Sequence[bytes], blocks: Sequence[int], first_block: int) -> int:
-        async with self._lease(source, hashes, first_block) as lease:
-            num_lent = len(lease.extents[: len(hashes) - first_block])
-            targets = blocks[first_block : first_block + num_lent]
-            await self._reader.read(lease.endpoints, lease.extents[:num_lent], targets)
-            return first_block + num_lent
+        return num_landed
 
     @asynccontextmanager
-    async def _lease(self, source: Source, hashes: Sequence[bytes], first_block: int) -> AsyncIterator[Lease]:
+    async def _borrow(self, source: Source, hashes: Sequence[bytes], first_block: int) -> AsyncIterator[Loan]:
+        """Blocks `first_block ...` of the path `hashes`, as far as the source has them, lent inside the `with`."""
         assert all(len(h) == HASH_BYTES for h in hashes), "a prefix hash of a wrong length"
-        stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(source.address))
-        call = stub.Lend()
+        call = worker_pb2_grpc.WorkerServiceStub(self._channels.get(source.address)).Lend()
         try:
             await call.write(
                 worker_pb2.LendRequest(
@@ -143,8 +153,9 @@ class PeerPrefixes:
             )
             answer = await call.read()
             if not isinstance(answer, worker_pb2.LendResponse):
-                raise InvalidRequest("the peer ended the loan without an answer", leg=Leg.TRANSFER)
-            yield Lease([endpoint_from_pb(e) for e in answer.endpoints], [extent_from_pb(e) for e in answer.extents])
+                raise HandoffAborted("the peer ended the loan without an answer", leg=Leg.TRANSFER)
+            extents = [extent_from_pb(e) for e in answer.extents[: max(0, len(hashes) - first_block)]]
+            yield Loan([endpoint_from_pb(e) for e in answer.endpoints], extents)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, Leg.TRANSFER) from error
         finally:

@@ -9,13 +9,13 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
 from common.base.config import load_or_exit
-from common.base.errors import PandoError
+from common.base.errors import Draining, PandoError
 from common.base.ids import new_incarnation, new_worker_id
 from common.base.logging import Logger, configure_logging, log_ready
 from common.base.metrics import MetricsServer, new_registry
@@ -52,6 +52,7 @@ from common.worker.state import WorkerState
 from pando.v1 import worker_pb2_grpc
 
 CHECKSUM_THREADS = 2
+STOP_GRACE_S = 1.0
 SERVICES = {
     "worker": "pando.v1.WorkerService",
     "prefill": "pando.v1.PrefillService",
@@ -94,7 +95,7 @@ def load_engine(config: WorkerConfig) -> Engine:
     return Engine(runner, identity, limits, Tokenizer.load(config.model_path))
 
 
-def scheduler_config(config: WorkerConfig, max_model_len: int) -> SchedulerConfig:
+def scheduler_config(config: WorkerConfig, max_model_len: int, num_blocks: int) -> SchedulerConfig:
     """The scheduler's part of the configuration."""
     return SchedulerConfig(
         block_size=config.block_size,
@@ -105,6 +106,8 @@ def scheduler_config(config: WorkerConfig, max_model_len: int) -> SchedulerConfi
         growth_reserve_blocks=config.growth_reserve_blocks,
         max_model_len=max_model_len,
         max_waiting_tokens=config.max_waiting_tokens,
+        max_landing_blocks=max(1, int(num_blocks * config.max_landing_ratio)),
+        high_water_ratio=config.high_water_ratio,
     )
 
 
@@ -117,7 +120,7 @@ class Worker:
         self.timeouts = settings.timeouts.scaled()
         self.roles = list(roles)
         self.engine = engine
-        self.worker_id = config.worker_id or new_worker_id(roles[0])
+        self.worker_id = config.worker_id
         self.incarnation = new_incarnation()
         self.registry = new_registry()
         num_blocks = pool_blocks(config, engine.identity.block_bytes, available_bytes())
@@ -125,7 +128,7 @@ class Worker:
         engine.runner.attach_pool(self.region.data, num_blocks)
         cache = BlockCache(num_blocks, generations=self.region.generations)
         self.core = WorkerCore(
-            scheduler=Scheduler(cache, scheduler_config(config, engine.limits.max_model_len)),
+            scheduler=Scheduler(cache, scheduler_config(config, engine.limits.max_model_len, num_blocks)),
             cache=cache,
             engine=EngineThread(engine.runner),
             feed=BlockFeed(cache.snapshot),
@@ -146,7 +149,7 @@ class Worker:
         core, engine = self.core, self.engine
         segment = self.transports.register(self.region)
         lender = Lender(
-            cache=core.cache,
+            core=core,
             region=self.region,
             segment=segment,
             incarnation=self.incarnation,
@@ -154,13 +157,7 @@ class Worker:
             max_lent_blocks=self.config.max_lent_blocks,
         )
         state = self._state()
-        reader = BlockReader(
-            cache=core.cache,
-            region=self.region,
-            transports=self.transports,
-            timeouts=self.timeouts,
-            metrics=core.metrics,
-        )
+        reader = BlockReader(core=core, region=self.region, transports=self.transports, timeouts=self.timeouts)
         peers = PeerPrefixes(self.channels, reader, engine.identity, self.timeouts, self.worker_id)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(state, core, lender), server.grpc)
         token_bytes = engine.tokenizer.token_bytes
@@ -221,7 +218,6 @@ async def serve(settings: WorkerSettings, roles: Sequence[str], engine: Engine, 
     metrics_server = MetricsServer(worker.registry, worker.config.host, worker.config.metrics_port)
     stepping = asyncio.create_task(worker.core.run())
     stepping.add_done_callback(lambda _: stopping.set())
-    reporting = asyncio.create_task(report_forever(worker.core, log)) if worker.config.report_memory_info else None
     await server.start()
     await server.set_serving(True)
     heartbeat = Heartbeat(
@@ -233,19 +229,14 @@ async def serve(settings: WorkerSettings, roles: Sequence[str], engine: Engine, 
     )
     heartbeat.start()
     log_ready(address=address, metrics=metrics_server.address, **_facts(worker))
-    await stopping.wait()
+    await _until(stopping, worker, log)
     state.draining = True
-    await server.set_serving(False)
-    if not stepping.done():
-        log.info("draining", requests=worker.core.num_requests)
-        await _within(worker.timeouts.drain_s, worker.core.drained())
+    await _drain(worker, server, stepping, log)
     await asyncio.to_thread(heartbeat.close)
-    await server.stop(grace_s=0.5)
+    await server.stop(STOP_GRACE_S)
     died = stepping.done()
     stepping.cancel()
-    if reporting is not None:
-        reporting.cancel()
-    await asyncio.gather(stepping, *([reporting] if reporting else []), return_exceptions=True)
+    await asyncio.gather(stepping, return_exceptions=True)
     metrics_server.close()
     await worker.close()
     if died:
@@ -253,11 +244,34 @@ async def serve(settings: WorkerSettings, roles: Sequence[str], engine: Engine, 
     log.info("stopped")
 
 
+async def _until(stopping: asyncio.Event, worker: Worker, log: Logger) -> None:
+    """Wait for the signal, reporting memory meanwhile if that is wanted."""
+    reporting = asyncio.create_task(report_forever(worker.core, log)) if worker.config.report_memory_info else None
+    await stopping.wait()
+    if reporting is not None:
+        reporting.cancel()
+        await asyncio.gather(reporting, return_exceptions=True)
+
+
+async def _drain(worker: Worker, server: RpcServer, stepping: asyncio.Task[None], log: Logger) -> None:
+    """Let running requests end within the time; those that do not go elsewhere: their callers get Draining."""
+    await server.set_serving(False)
+    core = worker.core
+    if not stepping.done():
+        log.info("draining", requests=core.num_requests)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(core.drained(), worker.timeouts.drain_s)
+    core.fail_all(lambda: Draining(f"worker {worker.worker_id} is going down"))
+    core.feed.close()
+
+
 def main(program: str, default_roles: str) -> None:
     """Entry point of a worker service; exits 2 with one line when it cannot start."""
     settings = load_or_exit(WorkerSettings, sys.argv[1:], program)
     roles = split_list(settings.worker.roles or default_roles)
-    log = configure_logging(settings.log, service=program, worker=settings.worker.worker_id)
+    worker_id = settings.worker.worker_id or new_worker_id(roles[0])
+    settings = settings.model_copy(update={"worker": settings.worker.model_copy(update={"worker_id": worker_id})})
+    log = configure_logging(settings.log, service=program, worker=worker_id)
     try:
         engine = load_engine(settings.worker)
         for note in engine.runner.notes:
@@ -303,9 +317,3 @@ def _stop_event() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     return stopping
-
-
-async def _within(limit_s: float, wait: Coroutine[None, None, None]) -> None:
-    """Wait for something, but not longer than the limit."""
-    with suppress(TimeoutError):
-        await asyncio.wait_for(wait, limit_s)

@@ -67,7 +67,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             try:
                 extents = await loans.add(held[request.first_block :])
             finally:
-                self._core.cache.release(held)
+                self._core.release(held)
             yield worker_pb2.LendResponse(
                 endpoints=[endpoint_to_pb(e) for e in self._state.endpoints], extents=[extent_to_pb(e) for e in extents]
             )
