@@ -120,7 +120,7 @@ async def serve(settings: RouterSettings, model: Model, log: Logger) -> None:
     reader = RegistryReader(settings.registry.url, settings.registry.cluster, settings.timeouts.scaled().ping_s)
     router = Router(settings, model, reader, log)
     await router.start()
-    log_ready(service="router", address=router.address, metrics=router.metrics_address)
+    log_ready(address=router.address, metrics=router.metrics_address)
     await stop.wait()
     await router.stop()
     await reader.close()

@@ -1,0 +1,253 @@
+"""Membership: who joins, who is suspect, who is ejected, and that a past life changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from services.router.membership import (
+    CallFailed,
+    Eject,
+    Handshake,
+    HandshakeAnswered,
+    HandshakeFailed,
+    Identity,
+    Info,
+    Join,
+    Member,
+    Membership,
+    PingAnswered,
+    PingFailed,
+    Record,
+    Refuse,
+    RegistryListed,
+    Stats,
+    WorkerState,
+)
+
+IDENTITY = Identity(b"n" * 32, "cpu", 64, 16)
+OTHER = replace(IDENTITY, numerics_id="amx")
+DECODE = Record("d", 1, "h:1", ("decode",))
+PREFILL = Record("p", 1, "h:2", ("prefill",))
+
+
+def info(record: Record, identity: Identity = IDENTITY, max_model_len: int = 100) -> Info:
+    return Info(record.worker_id, record.incarnation, record.roles, identity, max_model_len, 10, ("shm",), 1)
+
+
+def joined(*records: Record) -> Membership:
+    membership = Membership(engine_stall_s=20)
+    assert membership.handle(RegistryListed(records)) == [Handshake(record) for record in records]
+    for record in records:
+        (action,) = membership.handle(HandshakeAnswered(record, info(record)))
+        assert isinstance(action, Join)
+    return membership
+
+
+def the(membership: Membership, worker_id: str) -> Member:
+    (found,) = [member for member in membership.members if member.record.worker_id == worker_id]
+    return found
+
+
+def test_a_listed_worker_joins_after_its_handshake() -> None:
+    membership = joined(DECODE, PREFILL)
+    assert membership.is_serving and membership.identity == IDENTITY and membership.max_model_len == 100
+    assert membership.handle(RegistryListed([DECODE, PREFILL])) == []
+
+
+def test_a_handshake_is_asked_once_and_again_after_it_failed() -> None:
+    membership = Membership(20)
+    assert membership.handle(RegistryListed([DECODE])) == [Handshake(DECODE)]
+    assert membership.handle(RegistryListed([DECODE])) == []
+    membership.handle(HandshakeFailed(DECODE))
+    assert membership.handle(RegistryListed([DECODE])) == [Handshake(DECODE)]
+    assert not list(membership.members)
+
+
+def test_an_entry_of_a_past_life_does_not_join() -> None:
+    membership = Membership(20)
+    membership.handle(RegistryListed([DECODE]))
+    newer = info(replace(DECODE, incarnation=2))
+    assert membership.handle(HandshakeAnswered(DECODE, newer)) == []
+    assert not list(membership.members)
+
+
+def test_a_stranger_is_refused_once_until_its_next_life() -> None:
+    membership = joined(DECODE)
+    records = [DECODE, PREFILL]
+    membership.handle(RegistryListed(records))
+    assert membership.handle(HandshakeAnswered(PREFILL, info(PREFILL, OTHER))) == [Refuse(PREFILL, OTHER, IDENTITY)]
+    assert membership.handle(RegistryListed(records)) == []
+    again = replace(PREFILL, incarnation=2)
+    assert membership.handle(RegistryListed([DECODE, again])) == [Handshake(again)]
+
+
+def test_when_all_are_gone_the_next_identity_counts() -> None:
+    membership = joined(DECODE)
+    membership.handle(RegistryListed([]))
+    (action,) = membership.handle(PingFailed(DECODE.key, refused=True))
+    assert isinstance(action, Eject) and membership.identity is None
+    membership.handle(RegistryListed([PREFILL]))
+    (action,) = membership.handle(HandshakeAnswered(PREFILL, info(PREFILL, OTHER)))
+    assert isinstance(action, Join) and membership.identity == OTHER
+
+
+def test_ejection_needs_an_expired_entry_and_silence() -> None:
+    membership = joined(DECODE, PREFILL)
+    assert membership.handle(RegistryListed([PREFILL])) == []
+    assert the(membership, "d").state is WorkerState.READY
+    assert membership.handle(PingFailed(DECODE.key)) == []
+    (action,) = membership.handle(PingFailed(DECODE.key))
+    assert isinstance(action, Eject) and action.member.key == DECODE.key
+
+    membership = joined(DECODE, PREFILL)
+    for _ in range(5):
+        assert membership.handle(PingFailed(DECODE.key, refused=True)) == []
+    assert the(membership, "d").state is WorkerState.SUSPECT and not membership.is_serving
+    (action,) = membership.handle(RegistryListed([PREFILL]))
+    assert isinstance(action, Eject)
+
+
+def test_one_late_answer_is_no_suspicion_and_an_answer_ends_it() -> None:
+    membership = joined(DECODE, PREFILL)
+    membership.handle(PingFailed(DECODE.key))
+    assert the(membership, "d").state is WorkerState.READY
+    membership.handle(CallFailed(DECODE.key))
+    assert the(membership, "d").state is WorkerState.SUSPECT
+    membership.handle(PingAnswered(DECODE.key, Stats(1)))
+    assert the(membership, "d").state is WorkerState.READY
+
+
+def test_an_expired_entry_that_comes_back_is_a_member_still() -> None:
+    membership = joined(DECODE)
+    membership.handle(RegistryListed([]))
+    membership.handle(PingAnswered(DECODE.key, Stats(1)))
+    assert membership.handle(RegistryListed([DECODE])) == []
+    assert membership.handle(PingFailed(DECODE.key, refused=True)) == []
+
+
+def test_a_stalled_engine_is_suspect() -> None:
+    membership = joined(DECODE, PREFILL)
+    membership.handle(PingAnswered(DECODE.key, Stats(1, engine_step_age_s=20.1)))
+    assert the(membership, "d").state is WorkerState.SUSPECT
+    membership.handle(PingAnswered(DECODE.key, Stats(1, engine_step_age_s=19.9)))
+    assert the(membership, "d").state is WorkerState.READY
+
+
+def test_draining_is_learnt_from_entry_or_ping() -> None:
+    membership = joined(DECODE, PREFILL)
+    membership.handle(RegistryListed([replace(DECODE, draining=True), PREFILL]))
+    assert the(membership, "d").state is WorkerState.DRAINING and not membership.is_serving
+    membership = joined(DECODE, PREFILL)
+    membership.handle(PingAnswered(DECODE.key, Stats(1, draining=True)))
+    assert the(membership, "d").state is WorkerState.DRAINING
+
+
+def test_roles_follow_the_entry() -> None:
+    membership = joined(DECODE, PREFILL)
+    membership.handle(RegistryListed([replace(DECODE, roles=("prefill",)), PREFILL]))
+    assert the(membership, "d").has_role("prefill") and not the(membership, "d").has_role("decode")
+
+
+def test_a_new_life_drops_the_old_one_with_the_same_id() -> None:
+    membership = joined(DECODE, PREFILL)
+    again = replace(DECODE, incarnation=2, address="h:9")
+    assert membership.handle(RegistryListed([again, PREFILL])) == [Handshake(again)]
+    eject, join = membership.handle(HandshakeAnswered(again, info(again)))
+    assert isinstance(eject, Eject) and eject.member.key == DECODE.key
+    assert isinstance(join, Join) and join.member.key == again.key
+    assert membership.handle(PingFailed(DECODE.key, refused=True)) == [], "events of the past life change nothing"
+    assert the(membership, "d").state is WorkerState.READY
+
+
+def test_a_new_life_drops_the_old_one_at_the_same_address() -> None:
+    membership = joined(DECODE, PREFILL)
+    other = Record("x", 7, DECODE.address, ("decode",))
+    membership.handle(RegistryListed([DECODE, PREFILL, other]))
+    eject, join = membership.handle(HandshakeAnswered(other, info(other)))
+    assert isinstance(eject, Eject) and isinstance(join, Join)
+    assert membership.handle(RegistryListed([DECODE, PREFILL, other])) == [Handshake(DECODE)]
+    assert membership.handle(HandshakeAnswered(DECODE, info(other))) == [], "the entry that lingers joins nobody"
+
+
+def test_another_life_that_answers_a_ping_ends_the_old_one() -> None:
+    membership = joined(DECODE)
+    (action,) = membership.handle(PingAnswered(DECODE.key, Stats(incarnation=2)))
+    assert isinstance(action, Eject)
+
+
+def test_the_context_is_the_shortest_of_all() -> None:
+    membership = joined(DECODE)
+    membership.handle(RegistryListed([DECODE, PREFILL]))
+    membership.handle(HandshakeAnswered(PREFILL, info(PREFILL, max_model_len=70)))
+    assert membership.max_model_len == 70
+
+
+KEYS = [("a", 1), ("a", 2), ("b", 1), ("c", 1)]
+RECORDS = {key: Record(*key, f"h:{key[0]}", ("decode",)) for key in KEYS} | {
+    ("c", 1): Record("c", 1, "h:b", ("decode",))
+}
+
+
+class MembershipMachine(RuleBasedStateMachine):
+    """Any order of events: joins and ejections alternate per life, and only the rules of the docstring eject."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.membership = Membership(20)
+        self.inside: set[tuple[str, int]] = set()
+        self.asked: list[Record] = []
+        self.listed: set[tuple[str, int]] = set()
+        self.registry_answered = False
+
+    def fold(self, event: object) -> None:
+        for action in self.membership.handle(event):  # type: ignore[arg-type]
+            if isinstance(action, Join):
+                assert action.member.key not in self.inside
+                self.inside.add(action.member.key)
+            elif isinstance(action, Eject):
+                self.inside.remove(action.member.key)
+                if "no answer" in action.cause:
+                    assert action.member.key not in self.listed and action.member.missed_pings
+            elif isinstance(action, Handshake):
+                self.asked.append(action.record)
+
+    @rule(keys=st.sets(st.sampled_from(KEYS)))
+    def list_registry(self, keys: set[tuple[str, int]]) -> None:
+        by_id = {key[0]: key for key in sorted(keys)}
+        self.listed = set(by_id.values())
+        self.fold(RegistryListed([RECORDS[key] for key in sorted(self.listed)]))
+
+    @precondition(lambda self: self.asked)
+    @rule(answer=st.sampled_from([*KEYS, None]), stranger=st.booleans())
+    def shake_hands(self, answer: tuple[str, int] | None, stranger: bool) -> None:
+        record = self.asked.pop(0)
+        if answer is None:
+            self.fold(HandshakeFailed(record))
+        else:
+            self.fold(HandshakeAnswered(record, info(RECORDS[answer], OTHER if stranger else IDENTITY)))
+
+    @rule(key=st.sampled_from(KEYS), refused=st.booleans())
+    def miss(self, key: tuple[str, int], refused: bool) -> None:
+        self.fold(PingFailed(key, refused))
+
+    @rule(key=st.sampled_from(KEYS))
+    def break_call(self, key: tuple[str, int]) -> None:
+        self.fold(CallFailed(key))
+
+    @rule(key=st.sampled_from(KEYS), incarnation=st.sampled_from([1, 2]))
+    def ping(self, key: tuple[str, int], incarnation: int) -> None:
+        self.fold(PingAnswered(key, Stats(incarnation)))
+
+    @invariant()
+    def members_are_those_who_joined(self) -> None:
+        members = list(self.membership.members)
+        assert {member.key for member in members} == self.inside
+        assert len({member.record.worker_id for member in members}) == len(members)
+        assert len({member.record.address for member in members}) == len(members)
+        assert all(member.info.identity == self.membership.identity for member in members)
+
+
+TestMembershipMachine = MembershipMachine.TestCase

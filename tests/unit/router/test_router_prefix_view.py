@@ -1,0 +1,149 @@
+"""The prefix view against a plain dict of sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.router.prefix_view import Change, ChangeKind, PrefixView, Update, WorkerKey
+
+HASHES = [sha256(bytes([n])).digest() for n in range(8)]
+A, B = ("a", 1), ("b", 1)
+
+
+def stored(*blocks: int, tier: int = 1) -> list[Change]:
+    return [(ChangeKind.STORED, HASHES[n], tier) for n in blocks]
+
+
+def removed(*blocks: int, tier: int = 1) -> list[Change]:
+    return [(ChangeKind.REMOVED, HASHES[n], tier) for n in blocks]
+
+
+def snapshot(view: PrefixView, key: WorkerKey, changes: Sequence[Change] = (), seq: int = 0) -> None:
+    assert view.handle(key, Update(seq, changes, snapshot=True, snapshot_end=True))
+
+
+def test_only_the_contiguous_head_counts() -> None:
+    view = PrefixView(100)
+    snapshot(view, A, stored(0, 1, 2, 4))
+    snapshot(view, B, stored(0))
+    snapshot(view, ("c", 1), stored(1, 2))
+    assert view.match(HASHES) == {A: 3, B: 1}
+    assert view.match(HASHES[:2]) == {A: 2, B: 1}
+    assert view.match([]) == {} == view.match(HASHES[7:])
+
+
+def test_a_block_counts_until_its_last_tier_is_gone() -> None:
+    view = PrefixView(100)
+    snapshot(view, A, [*stored(0), *stored(0, tier=2)])
+    assert view.handle(A, Update(1, removed(0)))
+    assert view.match(HASHES) == {A: 1}
+    assert view.handle(A, Update(2, removed(0, tier=2)))
+    assert view.match(HASHES) == {} and len(view) == 0
+
+
+def test_a_gap_asks_for_a_snapshot_and_keeps_the_hints() -> None:
+    view = PrefixView(100)
+    snapshot(view, A, stored(0), seq=5)
+    assert view.handle(A, Update(7, stored(1, 2)))
+    assert not view.handle(A, Update(9, stored(4)))
+    assert not view.is_exact(A) and view.match(HASHES) == {A: 3}
+    assert not view.handle(A, Update(10, stored(5))), "nothing is believed before the snapshot"
+    snapshot(view, A, stored(0, 1), seq=10)
+    assert view.is_exact(A) and view.match(HASHES) == {A: 2}
+
+
+def test_a_snapshot_in_pieces_is_exact_at_its_end() -> None:
+    view = PrefixView(100)
+    view.handle(A, Update(3, stored(0), snapshot=True))
+    assert not view.is_exact(A)
+    view.handle(A, Update(3, stored(1), snapshot=True, snapshot_end=True))
+    assert view.is_exact(A) and view.match(HASHES) == {A: 2}
+    view.handle(A, Update(3, stored(2), snapshot=True))
+    view.lost_track(A)
+    snapshot(view, A, stored(0), seq=4)
+    assert view.match(HASHES) == {A: 1}, "the broken snapshot is not mixed into the next"
+
+
+def test_cleared_counts_as_one_change() -> None:
+    view = PrefixView(100)
+    snapshot(view, A, stored(0, 1))
+    assert view.handle(A, Update(2, [(ChangeKind.CLEARED, b"", 0), *stored(3)]))
+    assert view.num_blocks(A) == 1
+
+
+def test_a_removed_worker_leaves_nothing_and_its_slot_is_used_again() -> None:
+    view = PrefixView(100)
+    snapshot(view, A, stored(0, 1))
+    snapshot(view, B, stored(0))
+    view.remove(A)
+    view.remove(A)
+    assert view.match(HASHES) == {B: 1} and view.num_blocks(A) == 0 and len(view) == 1
+    snapshot(view, ("a", 2))
+    assert view.match(HASHES) == {B: 1}
+
+
+def test_memory_is_bounded() -> None:
+    view = PrefixView(3)
+    snapshot(view, A, stored(0, 1, 2, 3, 4))
+    snapshot(view, B, stored(0, 1, 5))
+    assert len(view) == 3 and view.num_dropped == 3
+    assert view.match(HASHES) == {A: 3, B: 2}
+
+
+BLOCKS = st.integers(0, 7)
+TIERS = st.sampled_from([1, 2])
+CHANGES = st.lists(
+    st.one_of(
+        st.builds(lambda n, tier: stored(n, tier=tier)[0], BLOCKS, TIERS),
+        st.builds(lambda n, tier: removed(n, tier=tier)[0], BLOCKS, TIERS),
+        st.just((ChangeKind.CLEARED, b"", 0)),
+    ),
+    max_size=6,
+)
+WORKERS = st.sampled_from([A, B, ("a", 2), ("c", 1)])
+STEPS = st.lists(st.tuples(st.sampled_from(["update", "snapshot", "remove"]), WORKERS, CHANGES), max_size=25)
+
+
+@settings(max_examples=200)
+@given(STEPS)
+def test_the_view_equals_a_dict_of_sets(steps: list[tuple[str, WorkerKey, list[Change]]]) -> None:
+    view = PrefixView(1000)
+    seqs: dict[WorkerKey, int] = {}
+    model: dict[WorkerKey, set[tuple[bytes, int]]] = {}
+    for step, key, changes in steps:
+        if step == "remove":
+            view.remove(key)
+            seqs.pop(key, None)
+            model.pop(key, None)
+            continue
+        fresh = step == "snapshot" or key not in seqs
+        seqs[key] = 9 if fresh else seqs[key] + len(changes)
+        assert view.handle(key, Update(seqs[key], changes, snapshot=fresh, snapshot_end=fresh))
+        held = set() if fresh else model[key]
+        for kind, block, tier in changes:
+            if kind == ChangeKind.STORED:
+                held.add((block, tier))
+            elif kind == ChangeKind.REMOVED:
+                held.discard((block, tier))
+            else:
+                held.clear()
+        model[key] = held
+    names = {key: {block for block, _ in held} for key, held in model.items()}
+    assert len(view) == len(set().union(*names.values()))
+    for key, held_names in names.items():
+        assert view.num_blocks(key) == len(held_names)
+    for start in range(len(HASHES)):
+        asked = HASHES[start:]
+        lengths = {key: _head(asked, held_names) for key, held_names in names.items()}
+        assert view.match(asked) == {key: length for key, length in lengths.items() if length}
+
+
+def _head(asked: Sequence[bytes], held: set[bytes]) -> int:
+    for depth, block in enumerate(asked):
+        if block not in held:
+            return depth
+    return len(asked)
