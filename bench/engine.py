@@ -142,8 +142,8 @@ def main() -> int:
     print(f"{runner.numerics_id}, {args.threads} threads, oneDNN linears in {compute}")
     for case in cases:
         print(
-            f"{case.name:13s} engine {case.engine_ms:8.1f} ms   linears alone: oneDNN {case.onednn_linears_ms:8.1f} ms, "
-            f"packed {case.packed_linears_ms:8.1f} ms   ratio to oneDNN {case.ratio:.2f} (target {case.target})"
+            f"{case.name:13s} engine {case.engine_ms:8.1f} ms   linears alone: oneDNN {case.onednn_linears_ms:8.1f} ms,"
+            f" packed {case.packed_linears_ms:8.1f} ms   ratio to oneDNN {case.ratio:.2f} (target {case.target})"
         )
     args.out.parent.mkdir(parents=True, exist_ok=True)
     report = {"numerics_id": runner.numerics_id, "threads": args.threads, "cases": [asdict(case) for case in cases]}

@@ -2,8 +2,8 @@
 
 All take and return contiguous fp32 rows; what happens inside (weight format, compute dtype) is theirs. `PackedLinear`
 is exact by construction: every output element is one chain of fused multiply-adds over the input in order, whatever
-the other rows are. `OneDnnLinear` is exact where `tile` is right for the CPU: kernels that would be chosen by the
-number of rows are avoided by running fixed tiles. ADR 0003 has the figures.
+the other rows are. oneDNN chooses kernels by the number of rows; `onednn_tile` finds out at load whether that changes
+bits for a shape on this CPU, and then rows are run in tiles of one fixed height. ADR 0003 has the figures.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from common.base.errors import Unsupported
 from common.engine.kernels.library import KernelLibrary, WeightFormat
 
 _WEIGHT_FORMATS = {
@@ -21,6 +22,10 @@ _WEIGHT_FORMATS = {
     torch.bfloat16: WeightFormat.BF16,
     torch.float16: WeightFormat.FP16,
 }
+
+
+SAFE_TILE_ROWS = 32
+PROBE_ROWS = (1, 2, 7, 16, 31, 33, 65, 256)
 
 
 class Linear(Protocol):
@@ -50,7 +55,8 @@ class OneDnnLinear:
         weight: [out, in].
         bias: [out] or None.
         compute: a dtype for which `numerics.has_onednn_path` holds.
-        tile: rows are run in tiles of exactly this many rows, the last one padded; 0 runs them as they come.
+        tile: rows are run in tiles of exactly this many rows, the last one padded; 0 runs them as they come. See
+            `onednn_tile`.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, compute: torch.dtype, tile: int) -> None:
@@ -105,6 +111,35 @@ class PackedLinear:
             self._num_threads,
         )
         return out
+
+
+def onednn_tile(out_features: int, in_features: int, compute: torch.dtype) -> int:
+    """Return the `tile` with which an `OneDnnLinear` of this shape is row-invariant here: 0 if possible.
+
+    Runs a few hundred rows through a random weight: milliseconds on a CPU with a native path for `compute`.
+
+    Raises:
+        Unsupported: rows change bits even in fixed tiles.
+    """
+    weight = torch.randn(out_features, in_features, generator=torch.Generator().manual_seed(0))
+    for tile in (0, SAFE_TILE_ROWS):
+        if is_row_invariant(OneDnnLinear(weight, None, compute, tile), in_features):
+            return tile
+    raise Unsupported(
+        f"oneDNN's {in_features}x{out_features} linear in {compute} gives a row other bits beside other rows on this "
+        "CPU; use --dtype fp32"
+    )
+
+
+def is_row_invariant(linear: Linear, in_features: int) -> bool:
+    """Whether rows keep their bits in calls of PROBE_ROWS rows, at the start and at the end of a larger matrix."""
+    x = torch.randn(max(PROBE_ROWS), in_features, generator=torch.Generator().manual_seed(1))
+    whole = linear(x)
+    return all(
+        torch.equal(linear(x[:rows].contiguous()), whole[:rows])
+        and torch.equal(linear(x[-rows:].contiguous()), whole[-rows:])
+        for rows in PROBE_ROWS
+    )
 
 
 def _padded_tiles(rows: Tensor, tile: int) -> Iterator[Tensor]:

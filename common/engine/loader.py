@@ -19,9 +19,9 @@ from common.engine.attention.cpu import CpuAttention
 from common.engine.attention.torch_ref import TorchRefAttention
 from common.engine.kernels.library import KernelLibrary, load_library
 from common.engine.layout import KVLayout
-from common.engine.linear import Linear, OneDnnLinear, PackedLinear, TorchLinear
-from common.engine.model import DecoderModel
-from common.engine.numerics import Numerics, has_onednn_path, numerics_id, resolve
+from common.engine.linear import Linear, OneDnnLinear, PackedLinear, TorchLinear, onednn_tile
+from common.engine.model import DecoderModel, MakeLinear
+from common.engine.numerics import Numerics, has_native_path, numerics_id, resolve
 from common.engine.ops import NativeOps, Ops, TorchOps
 from common.engine.runner import ModelRunner
 from common.engine.threads import apply_thread_settings
@@ -75,7 +75,7 @@ def build_runner(config: EngineConfig, model_config: ModelConfig, weights: Mappi
     library, notes = choose_backend(config.attention_backend, load_library())
     notes += apply_thread_settings(config.num_threads)
     threads = torch.get_num_threads()
-    numerics = resolve(config.dtype, config.kv_cache_dtype, _checkpoint_dtype(weights), has_onednn_path)
+    numerics = resolve(config.dtype, config.kv_cache_dtype, _checkpoint_dtype(weights), has_native_path)
     heads = HeadShape(model_config.num_heads, model_config.num_kv_heads, model_config.head_dim)
     attention: AttentionBackend
     ops: Ops
@@ -84,11 +84,8 @@ def build_runner(config: EngineConfig, model_config: ModelConfig, weights: Mappi
     else:
         attention, ops = TorchRefAttention(heads), TorchOps()
 
-    def make_linear(weight: Tensor, bias: Tensor | None) -> Linear:
-        return _linear(library, numerics, weight.to(numerics.weights), bias, threads)
-
     return ModelRunner(
-        model=DecoderModel(model_config, weights, make_linear, ops),
+        model=DecoderModel(model_config, weights, _linear_maker(library, numerics, threads), ops),
         attention=attention,
         layout=KVLayout.of(model_config, config.block_size, numerics.kv),
         numerics_id=numerics_id(attention.name, library.digest if library is not None else "none", numerics),
@@ -124,11 +121,18 @@ def _checkpoint_dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
     return max((w.dtype for w in weights.values() if w.dim() == 2), key=lambda dtype: (dtype.itemsize, str(dtype)))
 
 
-def _linear(
-    library: KernelLibrary | None, numerics: Numerics, weight: Tensor, bias: Tensor | None, threads: int
-) -> Linear:
-    if library is None:
-        return TorchLinear(weight, bias, numerics.compute)
-    if numerics.compute == torch.float32:
-        return PackedLinear(library, weight, bias, threads)
-    return OneDnnLinear(weight, bias, numerics.compute, tile=32)
+def _linear_maker(library: KernelLibrary | None, numerics: Numerics, threads: int) -> MakeLinear:
+    """How to build this engine's linears. oneDNN's tile is probed once per shape."""
+    tiles: dict[torch.Size, int] = {}
+
+    def make(weight: Tensor, bias: Tensor | None) -> Linear:
+        stored = weight.to(numerics.weights)
+        if library is None:
+            return TorchLinear(stored, bias, numerics.compute)
+        if numerics.compute == torch.float32:
+            return PackedLinear(library, stored, bias, threads)
+        if stored.shape not in tiles:
+            tiles[stored.shape] = onednn_tile(stored.shape[0], stored.shape[1], numerics.compute)
+        return OneDnnLinear(stored, bias, numerics.compute, tiles[stored.shape])
+
+    return make

@@ -58,7 +58,7 @@ def resolve(
             lossless, and computes in fp32.
         kv_cache_dtype: auto (follows `dtype`), bf16, fp16 or fp32.
         checkpoint: dtype of the weights in the model directory.
-        has_path: whether this machine computes linears in a dtype (`has_onednn_path`).
+        has_path: whether this machine computes linears in a dtype (`has_native_path`).
 
     Raises:
         InvalidRequest, Unsupported: unknown or unsupported names.
@@ -87,6 +87,12 @@ def has_onednn_path(dtype: torch.dtype) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def has_native_path(dtype: torch.dtype) -> bool:
+    """Whether that linear is also fast: oneDNN emulates bf16 where the CPU lacks the instructions."""
+    native_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return has_onednn_path(dtype) and (dtype != torch.bfloat16 or native_bf16)
 
 
 def short_name(dtype: torch.dtype) -> str:

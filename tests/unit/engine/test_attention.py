@@ -26,15 +26,15 @@ def backend(name: str, heads: HeadShape) -> AttentionBackend:
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, heads: HeadShape, start: int) -> Tensor:
-    """fp64, one query row and head at a time. q: [new, heads, dim]; k, v: [total, kv heads, dim]."""
-    out = torch.empty(q.shape, dtype=torch.float64)
+    """fp64, one query row at a time. q: [new, heads, dim]; k, v: [total, kv heads, dim]."""
     group = heads.num_heads // heads.num_kv_heads
+    wide_k, wide_v = k.double().repeat_interleave(group, 1), v.double().repeat_interleave(group, 1)
+    rows = []
     for row in range(q.shape[0]):
         seen = start + row + 1
-        for head in range(heads.num_heads):
-            scores = k[:seen, head // group].double() @ q[row, head].double() * heads.scale
-            out[row, head] = torch.softmax(scores, 0) @ v[:seen, head // group].double()
-    return out
+        scores = torch.einsum("hd,thd->ht", q[row].double(), wide_k[:seen]) * heads.scale
+        rows.append(torch.einsum("ht,thd->hd", scores.softmax(-1), wide_v[:seen]))
+    return torch.stack(rows)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

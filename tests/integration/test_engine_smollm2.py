@@ -1,0 +1,45 @@
+"""The engine against transformers on SmolLM2's real weights and real text, teacher-forced, fp32 compute on both sides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer
+
+from common.engine.loader import EngineConfig, load_runner
+from tests.support.engine_steps import forward_logits
+
+MODEL = Path("models/SmolLM2-135M-Instruct")
+TEXTS = [
+    "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
+    "def fibonacci(n: int) -> int:\n    if n < 2:\n        return n\n    return fibonacci(n - 1) + ",
+    "In 1969, two people walked on the Moon; 12 did so by 1972. The third mission, Apollo 13, failed because",
+]
+NUM_BLOCKS = 16
+
+
+@pytest.fixture(scope="module")
+def reference() -> transformers.PreTrainedModel:
+    """transformers' model in fp32, from the same directory."""
+    if not MODEL.is_dir():
+        pytest.skip(f"{MODEL} is not imported (make setup)")
+    return transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch_ref"])
+def test_logits_equal_transformers(reference: transformers.PreTrainedModel, backend: str) -> None:
+    runner = load_runner(EngineConfig(MODEL, "fp32", attention_backend=backend, num_threads=2))
+    runner.attach_pool(memoryview(bytearray(NUM_BLOCKS * runner.layout.block_bytes)), NUM_BLOCKS)
+    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    for text in TEXTS:
+        ids = tokenizer.encode(text).ids
+        logits = forward_logits(runner, ids, range(NUM_BLOCKS))
+        with torch.inference_mode():
+            expected = reference(torch.tensor([ids])).logits[0]
+        torch.testing.assert_close(logits, expected, atol=2e-3, rtol=0)
+        best = expected.topk(2).values
+        decided = best[:, 0] - best[:, 1] > 1e-3
+        assert torch.equal(logits.argmax(-1)[decided], expected.argmax(-1)[decided])
