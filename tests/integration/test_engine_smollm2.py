@@ -1,4 +1,4 @@
-"""The engine against transformers on SmolLM2's real weights and real text, teacher-forced, fp32 compute on both sides."""
+"""The engine against transformers on SmolLM2's real weights and real text, teacher-forced, in fp32 on both sides."""
 
 from __future__ import annotations
 
