@@ -6,6 +6,7 @@ logged with its traceback once and leaves as INTERNAL.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeAlias
@@ -48,8 +49,10 @@ class RpcServer:
             OSError: the port is taken or the address is not ours.
         """
         try:
+            if port:
+                socket.create_server((host, port)).close()  # a taken port fails here; gRPC would log a line of its own
             return self.grpc.add_insecure_port(f"{host}:{port}")
-        except RuntimeError as error:
+        except (OSError, RuntimeError) as error:
             raise OSError(f"cannot listen on {host}:{port}: is the port taken?") from error
 
     async def start(self) -> None:
