@@ -50,7 +50,7 @@ class PagedAttentionArgs(ctypes.Structure):
 
 
 class KernelLibrary:
-    """The loaded shared object. `digest` names source, flags and compiler of the build."""
+    """The loaded shared object. `digest` names its arithmetic: source, flags and vector width."""
 
     def __init__(self, path: Path) -> None:
         """Load `path`.
@@ -58,8 +58,9 @@ class KernelLibrary:
         Raises:
             OSError: it is missing or does not load on this machine.
         """
-        self.digest = path.stem.rpartition("-")[2]
         library = ctypes.CDLL(str(path))
+        lanes = _bind(library.pando_vector_lanes, result=c_int)()
+        self.digest = f"{path.stem.split('-')[2]}x{lanes}"
         self.packed_elements = _bind(library.pando_packed_elements, c_int64, c_int64, result=c_int64)
         self.pack_weight = _bind(library.pando_pack_weight, c_void_p, c_void_p, c_int64, c_int64, c_int)
         self.linear = _bind(library.pando_linear, *[c_void_p] * 4, *[c_int64] * 3, c_int, c_int)

@@ -73,6 +73,8 @@ void multiply(const Linear& call, int64_t first_row, int64_t rows, int64_t first
 
 #define PANDO_API extern "C" __attribute__((visibility("default")))
 
+PANDO_API int pando_vector_lanes() { return pando::Vec::kLanes; }
+
 PANDO_API int64_t pando_packed_elements(int64_t out_features, int64_t in_features) {
   return pando::num_panels(out_features) * pando::kPanel * in_features;
 }
