@@ -1,9 +1,9 @@
 """One worker without a model, everything that can happen to it, and what must hold meanwhile.
 
 The world runs a scheduler over a small cache with a fake engine, and checks against what each request must produce on
-its own: tokens, prompt logprobs, cached tokens, one end per request; blocks conserved and every reference accounted for;
-in the end every request has ended and nothing is held. Who drives it (a state machine, a random walk) chooses requests
-by number: `which` modulo the requests that an event can happen to.
+its own: tokens, prompt logprobs, cached tokens, one end per request; blocks conserved and every reference accounted
+for; in the end every request has ended and nothing is held. Who drives it (a state machine, a random walk) chooses
+requests by number: `which` modulo the requests that an event can happen to.
 """
 
 from __future__ import annotations

@@ -98,6 +98,18 @@ def test_a_preempted_request_without_its_blocks_waits_for_those_who_hold_them() 
     assert finished_right(request)
 
 
+def test_who_preempts_itself_alone_comes_back_in_the_same_step() -> None:
+    """Its private copies of cached blocks fill the pool; given back and found again in the index, there is room."""
+    rig = SchedulerRig(num_blocks=30, block_size=1, chunked_prefill_size=1)
+    rig.add(make_request("a", [2] * 17, max_tokens=1, block_size=1))
+    rig.drain()
+    request = make_request("b", [2] * 17, max_tokens=2, block_size=1, sampling={"prompt_logprobs": 0})
+    rig.add(request)
+    rig.drain()
+    assert request.num_preemptions == 1
+    assert finished_right(request)
+
+
 @pytest.mark.parametrize(("policy", "preempts"), [("fcfs", False), ("lpm", False), ("priority", True)])
 def test_only_under_priority_a_waiting_request_takes_a_place(policy: str, preempts: bool) -> None:
     rig = SchedulerRig(max_num_seqs=1, policy=policy)
