@@ -33,7 +33,7 @@ $(STAMPS)/torch: $(STAMPS)/venv
 	@touch $@
 
 $(STAMPS)/deps: $(STAMPS)/torch pyproject.toml
-	@$(STEP) "packages of pyproject.toml" $(BIN)/pip install -q --disable-pip-version-check -e '.[local,engine,import,dev]'
+	@$(STEP) "packages of pyproject.toml" $(BIN)/pip install -q --disable-pip-version-check -e '.[local,engine,ucx,import,dev]'
 	@touch $@
 
 # Without a compiler the slow torch_ref backend still serves: set-up says so loudly and goes on.

@@ -241,7 +241,8 @@ def _follow(process: subprocess.Popen[bytes], folder: RunFolder, progress: Progr
 
 def announce(state: ClusterState, folder: RunFolder, console: Console) -> None:
     """The ready line, a request that works when pasted, and where to look."""
-    body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 32}
+    question = {"role": "user", "content": "What is the capital of France?"}
+    body = {"messages": [question], "max_tokens": 32, "temperature": 0}
     console.print(f"\n[green]ready[/green] {state.url}", highlight=False)
     # Plain print: a console would wrap the line, and a wrapped command does not paste.
     print(f"\n  curl -s {state.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'\n")
