@@ -102,7 +102,7 @@ class BlockCache:
 
     def hold(self, block_ids: Sequence[int]) -> None:
         """Add a reference to blocks that are held or cached; release them later."""
-        for block in block_ids:
+        for block in reversed(block_ids):  # the deepest first: it pins those above it in one go
             if self._pool.hold(block):
                 self._index.pin(block)
 

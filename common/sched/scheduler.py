@@ -272,7 +272,8 @@ class Scheduler:
         error = result.failed.get(step.request_id)
         if error is None:
             request.num_computed = step.start + len(step.token_ids)
-            self._tables.index(request, request.num_computed)
+            if request.num_computed // request.block_size > step.start // request.block_size:
+                self._tables.index(request, request.num_computed)
         else:
             self._tables.distrust(request)
         if request.status is Status.FINISHED:
