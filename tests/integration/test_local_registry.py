@@ -45,7 +45,7 @@ def test_a_worker_registers_and_is_found(server: tuple[int, int]):
         reader = RegistryReader(url, "test", 1.0)
         try:
             async with asyncio.timeout(10):
-                while not (found := await reader.list_workers()):
+                while not (found := await reader.list_workers()):  # noqa: ASYNC110 - another process
                     await asyncio.sleep(0.01)
             return found
         finally:
