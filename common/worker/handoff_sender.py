@@ -129,10 +129,11 @@ class HandoffSender:
         After a first token that ends the request nobody needs the blocks: those not lent yet are not.
         """
         next_block = num_blocks_held
-        while progress.token is None:
+        while True:
             await progress.changed()
+            done = progress.token is not None
             finished = request.num_computed // request.block_size
-            if progress.token is not None:
+            if done:
                 finished = 0 if _finish_reason(asked, progress) else request.num_blocks_for(request.num_computed)
             blocks = request.block_table[next_block:finished]
             if blocks:
@@ -140,6 +141,8 @@ class HandoffSender:
                 ready = worker_pb2.BlocksReady(first_block=next_block, extents=[extent_to_pb(e) for e in extents])
                 yield worker_pb2.HandoffResponse(blocks=ready)
                 next_block = finished
+            if done:
+                return
 
     def _accepted(self) -> worker_pb2.HandoffResponse:
         return worker_pb2.HandoffResponse(

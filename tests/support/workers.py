@@ -26,6 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pando.v1 import worker_pb2, worker_pb2_grpc
 from tests.support.tiny_model import tiny_model_dir
 
+KERNEL_CACHE = "PANDO_KERNEL_CACHE"
 ROOT = Path(__file__).parents[2]
 NO_REGISTRY = "redis://127.0.0.1:1/0"
 START_S, STOP_S, IDLE_S = 60.0, 20.0, 2.0
@@ -57,7 +58,7 @@ class WorkerProcess:
         self.log: list[str] = []
         self.facts: dict[str, Any] = {}
         self._ready = threading.Event()
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("PANDO_")}
+        environment = {k: v for k, v in os.environ.items() if k == KERNEL_CACHE or not k.startswith("PANDO_")}
         environment |= {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", f"services.{role}", *flags],
