@@ -99,4 +99,4 @@ class Transport(Protocol):
         """Drop connections, mappings and registrations for a peer; unknown peers are fine."""
 
     async def close(self) -> None:
-        """Stop everything; running reads fail with PeerLost."""
+        """Stop everything; running reads fail with PeerLost. Safe to repeat, and when not started."""

@@ -75,7 +75,7 @@ class TcpServer:
 
     def close(self) -> None:
         """Hang up on everybody and join all threads."""
-        if self._listener is None or self._acceptor is None:
+        if self._listener is None or self._acceptor is None or self._closing.is_set():
             return
         self._closing.set()
         self._listener.shutdown(socket.SHUT_RDWR)

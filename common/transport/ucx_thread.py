@@ -59,10 +59,13 @@ class UcxThread:
         os.eventfd_write(self._wake_fd, 1)
 
     def stop(self) -> None:
-        """Close all endpoints, free the worker and join the thread. Safe to call when not started."""
+        """Close all endpoints, free the worker and join the thread. Safe to call when not started, and to repeat."""
+        if self._stopping:
+            return
         if self._thread.is_alive():
             self.submit(self._stop)
             self._thread.join()
+        self._stopping = True
         self._worker.destroy()
         os.close(self._wake_fd)
 
@@ -78,7 +81,7 @@ class UcxThread:
             if self._worker.progress():
                 if self._between_chunks is not None and self.owner.num_sending:
                     self._between_chunks()
-            elif not self._calls and self._worker.arm():
+            elif not self._calls and not self._stopping and self._worker.arm():
                 ready = dict(poll.poll(None if timeout_s is None else timeout_s * 1000))
                 if self._wake_fd in ready:
                     os.eventfd_read(self._wake_fd)
