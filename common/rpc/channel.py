@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Coroutine
+from typing import Any
 
 import grpc
 
@@ -60,11 +62,12 @@ class ChannelPool:
         self._channels.move_to_end(address)
         return channel
 
-    async def forget(self, address: str) -> None:
-        """Close the channel to an address whose process is gone; unknown addresses are fine."""
-        channel = self._channels.pop(address, None)
-        if channel is not None:
-            await channel.close()
+    def forget(self, address: str) -> Coroutine[Any, Any, None]:
+        """Drop the channel to an address whose process is gone; unknown addresses are fine.
+
+        The next `get` opens a new one from now on; awaiting the result closes the old one.
+        """
+        return _close(self._channels.pop(address, None))
 
     async def close(self) -> None:
         """Close all channels."""
@@ -77,3 +80,8 @@ class ChannelPool:
         task = asyncio.ensure_future(channel.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+async def _close(channel: grpc.aio.Channel | None) -> None:
+    if channel is not None:
+        await channel.close()

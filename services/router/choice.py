@@ -25,9 +25,9 @@ from services.router.closing import closing
 from services.router.config import RouterConfig
 from services.router.convert import decode_request
 from services.router.job import Job
-from services.router.load import Charge
 from services.router.loop import Fleet
 from services.router.metrics import TIERS, RequestTrace, RouterMetrics
+from services.router.placement import Placement
 from services.router.policy import Plan, Task, plan
 from services.router.prefix_view import WorkerKey
 from services.router.retry import Retries
@@ -49,27 +49,6 @@ class Desk:
     metrics: RouterMetrics
     clock: Clock
     log: Logger
-
-
-@dataclass(slots=True)
-class Placement:
-    """A plan in force and its charges."""
-
-    plan: Plan
-    decode: Charge
-    prefill: Charge | None
-
-    def progress(self, num_tokens: int) -> None:
-        """Tokens came: prefill is done, decode has less to do."""
-        if self.prefill:
-            self.prefill.release()
-        self.decode.progress(num_tokens)
-
-    def release(self) -> None:
-        """The attempt is over."""
-        self.decode.release()
-        if self.prefill:
-            self.prefill.release()
 
 
 class Choice:
@@ -127,7 +106,8 @@ class Choice:
             self._ticket.check()
             chosen = self._plan()
             if chosen is not None:
-                return self._charge(chosen)
+                desk.metrics.plans.labels(chosen.reason).inc()
+                return Placement(desk.fleet.load, chosen)
             left_s = min(give_up_s, self._job.deadline_s) - desk.clock()
             if not self._stitch.num_new or left_s <= 0:
                 raise self._retries.nobody_left()
@@ -146,13 +126,6 @@ class Choice:
             matches={**desk.fleet.view.match(job.hashes), **self._hints},
         )
         return plan(task, desk.fleet.candidates(), self._retries.exclusions, desk.config.remote_prefill_min_tokens)
-
-    def _charge(self, chosen: Plan) -> Placement:
-        load = self._desk.fleet.load
-        self._desk.metrics.plans.labels(chosen.reason).inc()
-        decode = load.charge(chosen.decode.key, chosen.decode_tokens)
-        prefill = load.charge(chosen.prefill.key, chosen.prefill_tokens) if chosen.prefill else None
-        return Placement(chosen, decode, prefill)
 
     async def _attempt(self, placement: Placement) -> AsyncGenerator[Frame, None]:
         desk, job, stitch = self._desk, self._job, self._stitch
@@ -230,7 +203,7 @@ class Choice:
             return None
         prefill = hit.prefill.key if hit.prefill else None
         if isinstance(error, PeerLost):
-            desk.fleet.call_failed(prefill if prefill and error.leg is Leg.PREFILL else hit.decode.key)
+            self._suspect(error.leg, hit.decode.key, prefill)
         ended = closing(self._job, desk.tokenizer, stitch.token_ids, stitch.text_offset) if stitch.num_new else None
         if ended is not None:
             return self._last_frame(ended.stopped, ended.stop_reason, ended.text)
@@ -245,6 +218,13 @@ class Choice:
             decode=hit.decode.key[0],
         )
         return None
+
+    def _suspect(self, leg: Leg, decode: WorkerKey, prefill: WorkerKey | None) -> None:
+        """Have the worker asked whether it lives; a lost transfer says nothing about either."""
+        if leg is Leg.PREFILL and prefill is not None:
+            self._desk.fleet.call_failed(prefill)
+        elif leg in (Leg.DECODE, Leg.NONE):
+            self._desk.fleet.call_failed(decode)
 
     def _last_frame(self, stopped: bool, stop_reason: str, text: str) -> Frame:
         reason = types_pb2.FINISH_REASON_STOP if stopped else types_pb2.FINISH_REASON_LENGTH

@@ -15,7 +15,7 @@ from common.rpc.convert import join_hashes, sampling_from_pb
 from common.sched.params import SamplingParams
 from pando.v1 import inference_pb2, types_pb2, worker_pb2
 from services.router.job import Chat, Job, Prompt, Wish
-from services.router.membership import Identity, Info, Member, Stats
+from services.router.member import Identity, Info, Member, Stats
 from services.router.policy import Candidate, Plan
 from services.router.prefix_view import Update
 

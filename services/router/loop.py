@@ -7,7 +7,7 @@ watch per member. Nothing here decides; events go into `Membership`, its actions
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from common.base.errors import DeadlineExceeded, PandoError, Unavailable
 from common.base.logging import Logger
 from common.rpc.registry import WorkerRecord
 from services.router.load import LoadBook
+from services.router.member import Member, Record, WorkerState
 from services.router.membership import (
     Action,
     CallFailed,
@@ -24,14 +25,11 @@ from services.router.membership import (
     HandshakeAnswered,
     HandshakeFailed,
     Join,
-    Member,
     Membership,
     PingAnswered,
     PingFailed,
-    Record,
     Refuse,
     RegistryListed,
-    WorkerState,
 )
 from services.router.policy import Candidate
 from services.router.prefix_view import PrefixView, WorkerKey
@@ -101,7 +99,7 @@ class Fleet:
 
     def call_failed(self, key: WorkerKey) -> None:
         """A request's call to a worker broke: it is suspect until it answers, and is asked at once."""
-        self._handle_soon(CallFailed(key))
+        self._handle(CallFailed(key))
         for member in self.membership.members:
             if member.key == key:
                 self._ping(member)
@@ -148,7 +146,7 @@ class Fleet:
         if self._registry_lost:
             self._log.info("registry reachable again")
         self._registry_lost = False
-        await self._handle(RegistryListed([_record(record) for record in records]))
+        self._handle(RegistryListed([_record(record) for record in records]))
 
     def _ping(self, member: Member) -> None:
         if member.key not in self._pinging:
@@ -165,7 +163,7 @@ class Fleet:
             event = PingFailed(key, refused=isinstance(error, Unavailable))
         finally:
             self._pinging.discard(key)
-        await self._handle(event)
+        self._handle(event)
 
     async def _shake_hands(self, record: Record) -> None:
         event: Event
@@ -174,7 +172,7 @@ class Fleet:
         except PandoError as error:
             self._log.debug("handshake failed", worker_id=record.worker_id, error=error.message)
             event = HandshakeFailed(record)
-        await self._handle(event)
+        self._handle(event)
 
     async def _watch(self, member: Member) -> None:
         """Keep the view of one member exact for as long as it is one."""
@@ -190,39 +188,31 @@ class Fleet:
             self.view.lost_track(key)
             await asyncio.sleep(WATCH_BACKOFF_S)
 
-    def _handle_soon(self, event: Event) -> None:
-        """Fold in an event now, carry out its actions in a task."""
-        actions = self.membership.handle(event)
-        self._changed.set()
-        if actions:
-            self._spawn(self._carry_out(actions))
-
-    async def _handle(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         before = self._states()
-        actions = self.membership.handle(event)
-        await self._carry_out(actions)
+        for action in self.membership.handle(event):
+            self._carry_out(action)
         if self._states() != before:
             self._changed.set()
 
     def _states(self) -> dict[WorkerKey, WorkerState]:
         return {member.key: member.state for member in self.membership.members}
 
-    async def _carry_out(self, actions: Sequence[Action]) -> None:
-        for action in actions:
-            match action:
-                case Handshake():
-                    self._spawn(self._shake_hands(action.record))
-                case Join():
-                    self._join(action.member)
-                case Eject():
-                    await self._eject(action.member, action.cause)
-                case Refuse():
-                    self._log.error(
-                        "worker refused: its KV identity differs from the cluster's",
-                        worker_id=action.record.worker_id,
-                        identity=action.identity,
-                        expected=action.expected,
-                    )
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case Handshake():
+                self._spawn(self._shake_hands(action.record))
+            case Join():
+                self._join(action.member)
+            case Eject():
+                self._eject(action.member, action.cause)
+            case Refuse():
+                self._log.error(
+                    "worker refused: its KV identity differs from the cluster's",
+                    worker_id=action.record.worker_id,
+                    identity=action.identity,
+                    expected=action.expected,
+                )
 
     def _join(self, member: Member) -> None:
         self._log.info(
@@ -231,13 +221,13 @@ class Fleet:
         self._watches[member.key] = self._spawn(self._watch(member))
         self._ping(member)
 
-    async def _eject(self, member: Member, cause: str) -> None:
+    def _eject(self, member: Member, cause: str) -> None:
         self._log.warning("worker ejected", worker_id=member.record.worker_id, cause=cause)
         watch = self._watches.pop(member.key)
         watch.cancel()
         self.view.remove(member.key)
         self.load.forget(member.key)
-        await self._rpc.forget(member.record.address)
+        self._spawn(self._rpc.forget(member.record.address))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -79,15 +79,16 @@ class Plan:
     Attributes:
         prefill: computes what decode lacks; None: decode itself does.
         sources: workers that hold more than the one who computes, longest first.
-        decode_tokens, prefill_tokens: what to charge to either.
+        prompt_tokens: what to charge to the one who computes the prompt.
+        output_tokens: what to charge to decode beside.
         reason: why the prompt is computed where it is: short_suffix, no_prefill_worker, decode_is_best, remote.
     """
 
     decode: Candidate
     prefill: Candidate | None
     sources: tuple[Source, ...]
-    decode_tokens: int
-    prefill_tokens: int
+    prompt_tokens: int
+    output_tokens: int
     reason: str
 
 
@@ -96,15 +97,14 @@ def plan(task: Task, workers: Sequence[Candidate], excluded: Exclusions, remote_
     decode = _choose_decode(task, workers, excluded)
     if decode is None:
         return None
-    uncached = task.uncached_tokens(decode.key)
     prefill, reason = _choose_prefill(task, workers, excluded, decode, remote_prefill_min_tokens)
     computing = prefill or decode
     return Plan(
         decode=decode,
         prefill=prefill,
         sources=_sources(task, workers, computing),
-        decode_tokens=task.expected_output_tokens + (0 if prefill else uncached),
-        prefill_tokens=task.uncached_tokens(prefill.key) if prefill else 0,
+        prompt_tokens=task.uncached_tokens(computing.key),
+        output_tokens=task.expected_output_tokens,
         reason=reason,
     )
 

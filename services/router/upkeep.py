@@ -6,7 +6,7 @@ from collections import Counter
 
 from common.rpc.server import RpcServer
 from services.router.loop import Fleet
-from services.router.membership import WorkerState
+from services.router.member import WorkerState
 from services.router.metrics import RouterMetrics
 from services.router.running import RunningTable
 

@@ -134,7 +134,7 @@ def check_text(text: str, limits: LimitsConfig) -> None:
 def check_tokens(param: str, ids: Iterable[int], vocab_size: int) -> None:
     """Check that all ids are in the vocabulary. Raises InvalidRequest."""
     highest = max(ids, default=0)
-    _require(highest < vocab_size, param, f"token id {highest} is out of the vocabulary of {vocab_size}")
+    _require(highest < vocab_size, param, f"{param}: token id {highest} is out of the vocabulary of {vocab_size}")
 
 
 def _check_sampling(params: SamplingParams, limits: LimitsConfig) -> None:

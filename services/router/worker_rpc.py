@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
 
 import grpc
@@ -14,7 +14,7 @@ from common.rpc.channel import ChannelPool
 from common.rpc.errors import from_rpc_error
 from pando.v1 import inference_pb2, worker_pb2, worker_pb2_grpc
 from services.router.convert import info_from_pb, stats_from_pb, update_from_pb
-from services.router.membership import Info, Stats
+from services.router.member import Info, Stats
 from services.router.prefix_view import Update
 from services.router.running import Ticket
 
@@ -84,9 +84,9 @@ class WorkerRpc:
             ticket.forget(call.cancel)
             call.cancel()
 
-    async def forget(self, address: str) -> None:
-        """Close the channel to a worker that is gone; calls that still hang on it fail."""
-        await self._channels.forget(address)
+    def forget(self, address: str) -> Coroutine[Any, Any, None]:
+        """Drop the channel to a worker that is gone; awaiting the result closes it, and calls that hang on it fail."""
+        return self._channels.forget(address)
 
     async def close(self) -> None:
         """Close all channels."""

@@ -56,6 +56,22 @@ async def test_a_failing_prefill_is_replaced_and_decode_kept(model_dir: Path, le
         assert made.metric("retries_total", leg=leg.value) == 1
 
 
+async def test_a_lost_transfer_makes_nobody_suspect(model_dir: Path) -> None:
+    async with bench(model_dir, poll_s=60.0) as made:
+        made.workers[0].faults.append(Fault(error=PeerLost("read failed", leg=Leg.TRANSFER)))
+        await assert_undisturbed(made)
+        assert {worker.state for worker in (await made.status()).values()} == {"ready"}
+
+
+async def test_a_failing_prefill_is_asked_whether_it_lives(model_dir: Path) -> None:
+    async with bench(model_dir, poll_s=60.0) as made:
+        made.workers[0].faults.append(Fault(error=PeerLost("gone", leg=Leg.PREFILL)))
+        made.workers[1].pings_hang = True
+        await assert_undisturbed(made)
+        states = {name: worker.state for name, worker in (await made.status()).items()}
+        assert states == {"decode-0": "ready", "prefill-1": "suspect"}
+
+
 async def test_without_another_prefill_decode_computes_the_prompt(model_dir: Path) -> None:
     async with bench(model_dir) as made:
         made.workers[0].faults.append(Fault(error=PeerLost("prefill is gone", leg=Leg.PREFILL)))
@@ -127,6 +143,7 @@ async def test_a_choice_moves_while_its_siblings_stay(model_dir: Path) -> None:
         answer = await made.ask(request)
         for choice in range(4):
             assert (answer.tokens[choice], answer.text[choice]) == made.expected(request, choice)
+        assert made.metric("migrations_total", leg="decode") >= 1
 
 
 async def test_tokens_that_end_the_request_need_no_other_worker(model_dir: Path) -> None:

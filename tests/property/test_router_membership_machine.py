@@ -7,21 +7,18 @@ from dataclasses import replace
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from services.router.member import Identity, Info, Record, Stats
 from services.router.membership import (
     CallFailed,
     Eject,
     Handshake,
     HandshakeAnswered,
     HandshakeFailed,
-    Identity,
-    Info,
     Join,
     Membership,
     PingAnswered,
     PingFailed,
-    Record,
     RegistryListed,
-    Stats,
 )
 
 IDENTITY = Identity(b"n" * 32, "cpu", 64, 16)

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from services.router.member import Identity, Info, Member, Record, Stats, WorkerState
 from services.router.membership import (
     CallFailed,
     Eject,
     Handshake,
     HandshakeAnswered,
     HandshakeFailed,
-    Identity,
-    Info,
     Join,
-    Member,
     Membership,
     PingAnswered,
     PingFailed,
-    Record,
     Refuse,
     RegistryListed,
-    Stats,
-    WorkerState,
 )
 
 IDENTITY = Identity(b"n" * 32, "cpu", 64, 16)

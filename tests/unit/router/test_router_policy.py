@@ -42,7 +42,7 @@ def test_nobody_can_decode() -> None:
 def test_a_long_prompt_goes_to_a_prefill_worker_and_both_are_charged() -> None:
     found = place([worker(D1), worker(P1)])
     assert (found.decode.key, found.prefill and found.prefill.key, found.reason) == (D1, P1, "remote")
-    assert (found.decode_tokens, found.prefill_tokens) == (100, 1000)
+    assert (found.prompt_tokens, found.output_tokens) == (1000, 100)
 
 
 def test_a_short_suffix_stays_on_decode() -> None:
@@ -50,12 +50,12 @@ def test_a_short_suffix_stays_on_decode() -> None:
     assert place(workers, {D1: 59}).reason == "short_suffix"  # 1000 - 59 * 16 = 56 tokens
     assert place(workers, {D1: 58}).reason == "remote"  # 72 tokens
     found = place(workers, {D1: 59})
-    assert (found.prefill, found.decode_tokens, found.prefill_tokens) == (None, 156, 0)
+    assert (found.prefill, found.prompt_tokens, found.output_tokens) == (None, 56, 100)
 
 
 def test_the_last_token_is_always_computed() -> None:
     found = place([worker(D1)], {D1: 1}, num_tokens=16)
-    assert found.decode_tokens == 101
+    assert found.prompt_tokens == 1
 
 
 def test_without_prefill_workers_decode_computes() -> None:
@@ -128,6 +128,6 @@ def test_every_plan_keeps_the_rules(
     if found.prefill:
         assert found.prefill.can_prefill and found.prefill.key not in out_prefill | {found.decode.key}
         assert task.uncached_tokens(found.decode.key) >= 64
-    assert found.decode_tokens + found.prefill_tokens >= 100 + task.uncached_tokens(computing.key)
+    assert (found.prompt_tokens, found.output_tokens) == (task.uncached_tokens(computing.key), 100)
     assert len(found.sources) <= 2
     assert all(s.num_blocks > matches.get(computing.key, 0) and s.worker != computing for s in found.sources)

@@ -181,3 +181,11 @@ def test_a_tokenised_prompt_may_not_be_empty() -> None:
     with pytest.raises(InvalidRequest) as caught:
         budget(replace(wish(), prompt="x"), 0)
     assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize("param", ["stop_token_ids", "logit_bias"])
+def test_a_token_out_of_the_vocabulary_is_told_with_its_field(param: str) -> None:
+    bad = wish(stop_token_ids=(VOCAB,)) if param == "stop_token_ids" else wish(logit_bias={VOCAB: 1.0})
+    with pytest.raises(InvalidRequest, match=f"{param}: token id {VOCAB} ") as refused:
+        check_wish(bad, LIMITS, VOCAB)
+    assert refused.value.param == param
