@@ -278,7 +278,7 @@ async def test_health_needs_both_roles(model_dir: Path) -> None:
         made.registry.register(prefill)
         await made.until(lambda known: len(known) == 2)
         async with asyncio.timeout(5):
-            while await health(made) != health_pb2.HealthCheckResponse.SERVING:
+            while await health(made) != health_pb2.HealthCheckResponse.SERVING:  # noqa: ASYNC110 - another server
                 await asyncio.sleep(0.01)
 
 
