@@ -14,6 +14,9 @@ from dataclasses import asdict, dataclass, field, fields
 import orjson
 import redis
 import redis.asyncio
+import redis.asyncio.retry
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from common.base.errors import Unavailable
 from common.base.logging import get_logger
@@ -74,7 +77,10 @@ class Heartbeat:
     def __init__(
         self, url: str, cluster: str, record: Callable[[], WorkerRecord], *, interval_s: float, ttl_s: float
     ) -> None:
-        self._client = redis.Redis.from_url(url, socket_timeout=ttl_s / 2, socket_connect_timeout=ttl_s / 2)
+        # No retries inside: the next beat is the retry, and leaving must not wait for a registry that is gone.
+        self._client = redis.Redis.from_url(
+            url, socket_timeout=ttl_s / 2, socket_connect_timeout=ttl_s / 2, retry=Retry(NoBackoff(), 0)
+        )
         self._cluster = cluster
         self._record = record
         self._interval_s = interval_s
@@ -122,7 +128,12 @@ class RegistryReader:
     """Lists the entries of a cluster; used on one asyncio loop."""
 
     def __init__(self, url: str, cluster: str, timeout_s: float) -> None:
-        self._client = redis.asyncio.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s)
+        self._client = redis.asyncio.Redis.from_url(
+            url,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=redis.asyncio.retry.Retry(NoBackoff(), 0),
+        )
         self._pattern = _prefix(cluster) + "*"
 
     async def list_workers(self) -> list[WorkerRecord]:
