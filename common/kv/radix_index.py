@@ -23,54 +23,7 @@ from collections.abc import Iterator, Sequence
 from common.kv.block_pool import BlockPool
 from common.kv.events import EventLog
 from common.kv.eviction import LruQueue
-
-
-class _Node:
-    """A run of blocks with one path through it.
-
-    Attributes:
-        hashes, blocks: the entries, in path order; empty only in the root.
-        start: number of blocks before the first one on its path.
-        parent: None for the root and for a node that left the tree.
-        children: by first hash.
-        serial, used, queued: order of creation, time of last use, place in the eviction queue (see `eviction.Leaf`).
-        last_held: offset of the last held block, -1 when none is.
-        num_pinned_children: children with a held block in their subtree.
-        pinned, evictable: what the two fields above amount to, as last counted by `_settle`.
-    """
-
-    __slots__ = (
-        "blocks",
-        "children",
-        "evictable",
-        "hashes",
-        "last_held",
-        "num_pinned_children",
-        "parent",
-        "pinned",
-        "queued",
-        "serial",
-        "start",
-        "used",
-    )
-
-    def __init__(self, parent: _Node | None, start: int, serial: int, used: int) -> None:
-        self.hashes: list[bytes] = []
-        self.blocks: list[int] = []
-        self.start = start
-        self.parent = parent
-        self.children: dict[bytes, _Node] = {}
-        self.serial = serial
-        self.used = used
-        self.last_held = -1
-        self.num_pinned_children = 0
-        self.pinned = False
-        self.evictable = 0
-        self.queued = -1
-
-    def count_evictable(self) -> int:
-        """Blocks after the last held one, none if a child must stay."""
-        return 0 if self.num_pinned_children else len(self.blocks) - 1 - self.last_held
+from common.kv.radix_node import Node
 
 
 class RadixIndex:
@@ -85,11 +38,11 @@ class RadixIndex:
         """
         self._pool = pool
         self._log = log
-        self._root = _Node(None, 0, 0, 0)
+        self._root = Node(None, 0, 0, 0)
         self._block_of: dict[bytes, int] = {}
-        self._node_of: dict[int, _Node] = {}
+        self._node_of: dict[int, Node] = {}
         self._depth_of: dict[int, int] = {}
-        self._leaves: LruQueue[_Node] = LruQueue()
+        self._leaves: LruQueue[Node] = LruQueue()
         self._clock = 0
         self._num_created = 0
         self.num_nodes = 0
@@ -172,7 +125,7 @@ class RadixIndex:
             node = self._node_of[block]
             node.used = self._clock
             if self._depth_of[block] - node.start == node.last_held:
-                node.last_held = self._last_held(node, node.last_held - 1)
+                node.last_held = node.find_last_held(self._pool, node.last_held - 1)
                 self._settle(node)
             else:
                 self._queue(node)
@@ -228,32 +181,19 @@ class RadixIndex:
         counts = (len(self._block_of), len(self._node_of), len(self._depth_of), len(self.snapshot()))
         assert len(set(counts)) == 1, f"entries by hash, node, depth, tree: {counts}"
 
-    def _check_node(self, node: _Node) -> None:
+    def _check_node(self, node: Node) -> None:
         for offset, (block_hash, block) in enumerate(zip(node.hashes, node.blocks, strict=True)):
             filed = self._block_of.get(block_hash), self._node_of.get(block)
             assert filed == (block, node), f"block {block} of node {node.serial} is misfiled: {filed}"
             assert self._depth_of[block] == node.start + offset, f"block {block} is not at depth {node.start + offset}"
-        for child in node.children.values():
-            assert child.parent is node and child.start == node.start + len(node.blocks), (
-                f"node {child.serial} misplaced"
-            )
-        pinned_children = sum(child.pinned for child in node.children.values())
-        assert pinned_children == node.num_pinned_children, f"{pinned_children} != {node.num_pinned_children} pinned"
-        if node.parent is None:
-            return
-        assert node.blocks, f"node {node.serial} is empty"
-        assert node.last_held == self._last_held(node, len(node.blocks) - 1), f"node {node.serial}: last_held is stale"
-        assert node.pinned == (pinned_children > 0 or node.last_held >= 0), f"node {node.serial}: pinned is stale"
-        assert node.evictable == node.count_evictable(), f"node {node.serial}: evictable is stale"
-        if node.evictable and not node.children:
-            assert node.queued == node.used, f"leaf {node.serial} is not in the heap under {node.used}"
+        node.check(self._pool)
 
-    def _create(self, parent: _Node, start: int, used: int) -> _Node:
+    def _create(self, parent: Node, start: int, used: int) -> Node:
         self._num_created += 1
         self.num_nodes += 1
-        return _Node(parent, start, self._num_created, used)
+        return Node(parent, start, self._num_created, used)
 
-    def _walk(self, top: _Node) -> Iterator[_Node]:
+    def _walk(self, top: Node) -> Iterator[Node]:
         """Yield `top` and all nodes below it, parents first, in order of insertion."""
         stack = [top]
         while stack:
@@ -261,64 +201,41 @@ class RadixIndex:
             yield node
             stack.extend(reversed(node.children.values()))
 
-    def _last_held(self, node: _Node, offset: int) -> int:
-        """Return the offset of the last held block at or before `offset`, -1 when there is none."""
-        while offset >= 0 and not self._pool.is_held(node.blocks[offset]):
-            offset -= 1
-        return offset
-
-    def _node_ending_at(self, block: int) -> _Node:
+    def _node_ending_at(self, block: int) -> Node:
         """Return the node whose last block is `block`, splitting the one that has it inside."""
         node = self._node_of[block]
         length = self._depth_of[block] - node.start + 1
         return node if length == len(node.blocks) else self._split(node, length)
 
-    def _split(self, lower: _Node, at: int) -> _Node:
+    def _split(self, lower: Node, at: int) -> Node:
         """Move the first `at` blocks of a node into a new parent of it, and return that parent."""
-        assert lower.parent is not None and 0 < at < len(lower.blocks), f"split {len(lower.blocks)} blocks at {at}"
+        assert lower.parent is not None, "the root has nothing to split"
         upper = self._create(lower.parent, lower.start, lower.used)
-        upper.hashes, lower.hashes = lower.hashes[:at], lower.hashes[at:]
-        upper.blocks, lower.blocks = lower.blocks[:at], lower.blocks[at:]
+        lower.move_head(upper, at, self._pool)
         for block in upper.blocks:
             self._node_of[block] = upper
-        lower.parent.children[upper.hashes[0]] = upper
-        upper.children[lower.hashes[0]] = lower
-        lower.parent = upper
-        lower.start += at
-        self._split_pins(upper, lower, at)
         return upper
 
-    def _split_pins(self, upper: _Node, lower: _Node, at: int) -> None:
-        """Share the pins and evictable blocks of the node that was split: nothing changes for nodes around the two."""
-        upper.pinned = lower.pinned
-        upper.last_held = self._last_held(upper, min(lower.last_held, at - 1))
-        lower.last_held = max(lower.last_held - at, -1)
-        lower.pinned = lower.num_pinned_children > 0 or lower.last_held >= 0
-        upper.num_pinned_children = int(lower.pinned)
-        total = lower.evictable
-        upper.evictable, lower.evictable = upper.count_evictable(), lower.count_evictable()
-        assert upper.evictable + lower.evictable == total, f"split {total} into {upper.evictable}, {lower.evictable}"
-
-    def _settle(self, node: _Node) -> None:
+    def _settle(self, node: Node) -> None:
         """Bring `pinned` and `evictable` of a node up to date, and of those above it that this changes."""
         while node.parent is not None:
             evictable = node.count_evictable()
             self.num_evictable += evictable - node.evictable
             node.evictable = evictable
             self._queue(node)
-            pinned = node.num_pinned_children > 0 or node.last_held >= 0
+            pinned = node.must_stay()
             if pinned == node.pinned:
                 return
             node.pinned = pinned
             node.parent.num_pinned_children += 1 if pinned else -1
             node = node.parent
 
-    def _queue(self, node: _Node) -> None:
+    def _queue(self, node: Node) -> None:
         """Put a leaf that has something to evict into the eviction queue."""
         if node.evictable and not node.children:
             self._leaves.put(node)
 
-    def _drop_tail(self, node: _Node, count: int) -> None:
+    def _drop_tail(self, node: Node, count: int) -> None:
         """Remove the last `count` blocks of a leaf from the index, and the leaf itself when it is empty then."""
         parent = node.parent
         assert parent is not None and not node.children, f"node {node.serial} is no leaf"

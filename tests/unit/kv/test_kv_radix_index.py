@@ -165,6 +165,13 @@ def test_snapshot_has_parents_first() -> None:
     assert len(seen) - 1 == len(rig.index) == 7
 
 
+def test_blocks_above_a_branch_count_as_shared() -> None:
+    rig = Rig()
+    for text, shared in (("abcd", 0), ("abxy", 2), ("abxz", 3), ("ab", 3), ("q", 3)):
+        rig.add(text)
+        assert rig.index.count_shared() == shared
+
+
 def test_events_name_the_parent() -> None:
     rig = Rig()
     rig.add("ab")

@@ -44,7 +44,7 @@ def test_preemption_gives_blocks_back_and_waits() -> None:
     request = rig.run("a")
     rig.roster.preempt(request)
     rig.roster.check()
-    assert request.status is Status.PREEMPTED
+    assert request.status is Status.PREEMPTED and request.num_computed == 0
     assert (request.num_preemptions, rig.roster.num_preemptions) == (1, 1)
     assert (rig.cache.num_held, len(rig.roster.waiting), rig.roster.num_seated) == (0, 1, 0)
 
