@@ -1,0 +1,181 @@
+"""A worker core without model or sockets: real scheduler and cache, an engine that stands still on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry
+
+from common.base.errors import PandoError
+from common.kv.block_cache import BlockCache
+from common.kv.hashing import prefix_root
+from common.sched.config import SchedulerConfig
+from common.sched.params import SamplingParams
+from common.sched.plan import StepPlan, StepResult
+from common.sched.request import Request, RequestUpdate
+from common.sched.scheduler import Scheduler
+from common.transport.base import Endpoint, Read
+from common.worker.block_feed import BlockFeed
+from common.worker.core import WorkerCore
+from common.worker.engine_thread import EngineThread
+from common.worker.metrics import WorkerMetrics
+from tests.support.fake_engine import FakeEngine
+
+BLOCK_SIZE = 4
+
+
+def make_request(request_id: str, prompt: Sequence[int], **fields: object) -> Request:
+    """A greedy request; `max_tokens` and other sampling fields go into its parameters."""
+    names = set(SamplingParams.__dataclass_fields__)
+    params = {"temperature": 0.0} | {k: v for k, v in fields.items() if k in names}
+    rest = {k: v for k, v in fields.items() if k not in names}
+    return Request(
+        request_id,
+        list(prompt),
+        SamplingParams(**params),  # type: ignore[arg-type]
+        root=prefix_root(BLOCK_SIZE, ""),
+        block_size=BLOCK_SIZE,
+        **rest,  # type: ignore[arg-type]
+    )
+
+
+class GatedEngine(FakeEngine):
+    """A fake engine whose steps wait at a gate.
+
+    Attributes:
+        gate: steps run while it is set (the default).
+        fail: request ids whose logits are not finite.
+        explode: steps raise this.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks, BLOCK_SIZE)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.began = threading.Event()
+        self.fail: list[str] = []
+        self.explode: Exception | None = None
+
+    def step(self, plan: StepPlan, failed: Sequence[str] = ()) -> StepResult:
+        """Wait at the gate, then compute."""
+        self.began.set()
+        assert self.gate.wait(20), "nobody opened the gate"
+        if self.explode is not None:
+            raise self.explode
+        return super().step(plan, failed or [s.request_id for s in plan.sequences if s.request_id in self.fail])
+
+
+@dataclass
+class Listener:
+    """A sink that keeps everything and can be awaited."""
+
+    tokens: list[int] = field(default_factory=list)
+    updates: list[RequestUpdate] = field(default_factory=list)
+    errors: list[PandoError] = field(default_factory=list)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    explode: Exception | None = None
+
+    def on_update(self, update: RequestUpdate) -> None:
+        """Keep it."""
+        if self.explode is not None:
+            raise self.explode
+        self.updates.append(update)
+        if update.token_id is not None:
+            self.tokens.append(update.token_id)
+        if update.finish_reason is not None:
+            self.ended.set()
+
+    def on_error(self, error: PandoError) -> None:
+        """Keep it."""
+        self.errors.append(error)
+        self.ended.set()
+
+    async def wait(self) -> None:
+        """Wait for the end, well or not."""
+        async with asyncio.timeout(20):
+            await self.ended.wait()
+
+
+@dataclass
+class Rig:
+    """The parts of a running core."""
+
+    core: WorkerCore
+    cache: BlockCache
+    engine: GatedEngine
+    registry: CollectorRegistry
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A sample; 0 when there is none."""
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    async def settle(self) -> None:
+        """Wait until no step runs and the loop has nothing to start."""
+        async with asyncio.timeout(20):
+            quiet = 0
+            while quiet < 5:
+                await asyncio.sleep(0)
+                quiet = 0 if self.core.scheduler.in_flight else quiet + 1
+
+    def check_idle(self) -> None:
+        """Nothing is held and nobody is known."""
+        self.core.scheduler.check()
+        assert self.cache.num_held == 0
+        assert self.core.num_requests == 0
+
+
+@asynccontextmanager
+async def running_core(num_blocks: int = 32, **config: object) -> AsyncIterator[Rig]:
+    """A core whose loop runs; checked for leaks at the end. `config` sets fields of SchedulerConfig."""
+    cache, engine, registry = BlockCache(num_blocks), GatedEngine(num_blocks), CollectorRegistry()
+    settings = {"block_size": BLOCK_SIZE, "max_num_seqs": 8, "max_batch_tokens": 64} | config
+    core = WorkerCore(
+        scheduler=Scheduler(cache, SchedulerConfig(**settings)),  # type: ignore[arg-type]
+        cache=cache,
+        engine=EngineThread(engine),
+        feed=BlockFeed(cache.snapshot),
+        metrics=WorkerMetrics(registry),
+    )
+    rig = Rig(core, cache, engine, registry)
+    loop = asyncio.create_task(core.run())
+    try:
+        yield rig
+        await rig.settle()
+        assert not loop.done(), loop
+        rig.check_idle()
+    finally:
+        engine.gate.set()
+        loop.cancel()
+        await asyncio.gather(loop, return_exceptions=True)
+        core.engine.close()
+
+
+@dataclass
+class FakeTransports:
+    """Stands for a TransportSet: a read waits until told how it ends.
+
+    Attributes:
+        reads: what was asked for, batch by batch.
+        outcome: what each read raises; None lets it succeed, filling targets with `fill`.
+        gate: reads wait for it.
+    """
+
+    outcome: Exception | None = None
+    fill: int = 0xAB
+    reads: list[list[Read]] = field(default_factory=list)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    began: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def read(self, peer: Sequence[Endpoint], reads: Sequence[Read], deadline_s: float) -> None:
+        """See `TransportSet.read`."""
+        self.reads.append(list(reads))
+        self.began.set()
+        await self.gate.wait()
+        if self.outcome is not None:
+            raise self.outcome
+        for read in reads:
+            read.target[:] = bytes([self.fill]) * len(read.target)
