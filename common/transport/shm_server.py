@@ -61,44 +61,47 @@ class ShmServer:
         self._address = address
         self._segments = segments
         self._incarnation = incarnation
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._stop_reader, self._stop_writer = socket.socketpair()
         self._peers: set[socket.socket] = set()
+        self._stop: socket.socket | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Raises OSError."""
-        self._listener.bind(self._address.path)
-        self._listener.listen(128)
-        self._thread = threading.Thread(target=self._serve, name="pando-shm-serve")
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            listener.bind(self._address.path)
+            listener.listen(128)
+        except OSError:
+            listener.close()
+            raise
+        stopped, self._stop = socket.socketpair()
+        self._thread = threading.Thread(target=self._serve, args=(listener, stopped), name="pando-shm-serve")
         self._thread.start()
 
     def close(self) -> None:
         """Hang up on everybody and join the thread."""
-        self._stop_writer.close()
-        if self._thread is not None:
+        if self._stop is not None and self._thread is not None:
+            self._stop.close()
             self._thread.join()
-        self._stop_reader.close()
-        self._listener.close()
 
-    def _serve(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._listener, selectors.EVENT_READ)
-            selector.register(self._stop_reader, selectors.EVENT_READ)
+    def _serve(self, listener: socket.socket, stopped: socket.socket) -> None:
+        with selectors.DefaultSelector() as selector, listener, stopped:
+            selector.register(listener, selectors.EVENT_READ)
+            selector.register(stopped, selectors.EVENT_READ)
             while True:
                 for key, _ in selector.select():
-                    if key.fileobj is self._stop_reader:
+                    if key.fileobj is stopped:
                         self._hang_up_all()
                         return
-                    if key.fileobj is self._listener:
-                        self._accept(selector)
+                    if key.fileobj is listener:
+                        self._accept(selector, listener)
                     else:
                         assert isinstance(key.fileobj, socket.socket)
                         self._answer(selector, key.fileobj)
 
-    def _accept(self, selector: selectors.BaseSelector) -> None:
+    def _accept(self, selector: selectors.BaseSelector, listener: socket.socket) -> None:
         try:
-            connection, _ = self._listener.accept()
+            connection, _ = listener.accept()
         except OSError:
             time.sleep(_ACCEPT_PAUSE_S)  # no descriptor is free: try again, but not in a tight loop
             return

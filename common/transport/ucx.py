@@ -24,6 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -139,7 +140,9 @@ class UcxTransport:
             advertised = literal(self._config.advertise_host or self._config.host)
         except OSError as error:
             raise Unsupported(f"ucx transport: no address {self._config.host}: {error}") from error
-        worker = UcxWorker({"NET_DEVICES": self._config.devices or _device_of(host), **self._config.options})
+        devices = self._config.devices or _device_of(host)
+        _check_devices(devices)
+        worker = UcxWorker({"NET_DEVICES": devices, **self._config.options})
         thread = UcxThread(worker, self._segments, self._slabs, (self._token, self._incarnation), self._between_chunks)
         try:
             port = thread.owner.listen(host, self._config.port)
@@ -210,6 +213,14 @@ class _FetchJob:
         for fetch in self._under_way:
             self._thread.submit(lambda fetch=fetch: self._thread.reader.abandon(fetch, now))  # type: ignore[misc]
         self._under_way.clear()
+
+
+def _check_devices(devices: str) -> None:
+    """UCX ignores devices that it does not find and goes on without. Raises Unsupported for such a one."""
+    there = {"all", *psutil.net_if_addrs(), *(entry.name for entry in Path("/sys/class/infiniband").glob("*"))}
+    for device in devices.split(","):
+        if device.split(":")[0] not in there:
+            raise Unsupported(f"ucx transport: there is no network device {device!r}")
 
 
 def _device_of(host: str) -> str:
