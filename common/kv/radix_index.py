@@ -68,16 +68,18 @@ class RadixIndex:
         return low
 
     def use(self, hashes: Sequence[bytes]) -> list[int]:
-        """Return the blocks of the matching head of `hashes` and make that path the most recently used."""
+        """Return the blocks of the matching head of `hashes` and make that path the most recently used.
+
+        The caller holds them before anything else happens here.
+        """
         blocks = [self._block_of[h] for h in hashes[: self.match(hashes)]]
         if blocks:
             self._clock += 1
-            tip = node = self._node_ending_at(blocks[-1])
+            node = self._node_ending_at(blocks[-1])
             while node is not self._root:
                 node.used = self._clock
                 assert node.parent is not None, f"node {node.serial} hangs in the air"
                 node = node.parent
-            self._queue(tip)
         return blocks
 
     def insert(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:

@@ -132,6 +132,20 @@ def test_release_counts_as_use() -> None:
     assert rig.evict(2) == [*path("b"), *path("a")]
 
 
+def test_release_in_the_middle_of_a_node_counts_as_use_too() -> None:
+    """Somebody holds b but, having computed its own copy, not a: so a is released while b and c share its node."""
+    rig = Rig()
+    first = rig.add("a", keep=True)
+    second = rig.pool.allocate(2)
+    rig.index.insert(path("ab"), second)
+    rig.add("abc")
+    rig.add("z")
+    assert rig.index.num_nodes == 2
+    rig.release(first)
+    assert rig.evict(2) == [*path("z"), path("abc")[2]]
+    rig.release(second)
+
+
 def test_held_blocks_and_those_above_them_stay() -> None:
     rig = Rig()
     rig.add("ab")
