@@ -136,7 +136,7 @@ class RadixIndex:
         """Drop up to `count` unheld blocks, least recently used leaf first, from its tail; return how many."""
         dropped = 0
         while dropped < count and (node := self._leaves.pop()) is not None:
-            if node.children or not node.evictable:
+            if not node.evictable:
                 continue
             num_tail = min(count - dropped, node.evictable)
             self._drop_tail(node, num_tail)
