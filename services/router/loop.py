@@ -84,13 +84,11 @@ class Fleet:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def candidates(self) -> list[Candidate]:
-        """Workers that may take something new: the ready ones; suspects only for a role that no ready one has."""
-        members = [member for member in self.membership.members if member.state is not WorkerState.DRAINING]
-        ready = [member for member in members if member.state is WorkerState.READY]
-        usable = list(ready)
-        for role in ("decode", "prefill"):
-            if not any(member.has_role(role) for member in ready):
-                usable += [member for member in members if member.has_role(role) and member not in usable]
+        """Workers that may take something new: the ready ones; if none of them decodes, suspects that do."""
+        members = list(self.membership.members)
+        usable = [member for member in members if member.state is WorkerState.READY]
+        if not any(member.has_role("decode") for member in usable):
+            usable += [one for one in members if one.state is WorkerState.SUSPECT and one.has_role("decode")]
         return [self._candidate(member) for member in usable]
 
     def is_ready(self, key: WorkerKey) -> bool:

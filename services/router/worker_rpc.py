@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import grpc
@@ -30,18 +31,14 @@ class WorkerRpc:
     async def get_info(self, address: str) -> Info:
         """Ask a worker who it is. Raises PandoError."""
         stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
-        try:
+        with _translated(Leg.NONE):
             return info_from_pb(await stub.GetInfo(worker_pb2.GetInfoRequest(), timeout=self._handshake_s))
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, Leg.NONE) from error
 
     async def get_stats(self, address: str) -> Stats:
         """Ask a worker for its load: a ping. Raises PandoError."""
         stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
-        try:
+        with _translated(Leg.NONE):
             return stats_from_pb(await stub.GetStats(worker_pb2.GetStatsRequest(), timeout=self._ping_s))
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, Leg.NONE) from error
 
     async def watch(self, address: str, incarnation: int) -> AsyncGenerator[Update, None]:
         """Follow the index of one life of a worker until the stream breaks.
@@ -52,12 +49,11 @@ class WorkerRpc:
         stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
         call = stub.Watch(worker_pb2.WatchRequest())
         try:
-            async for message in call:
-                if message.incarnation != incarnation:
-                    raise PeerLost("another life answers at the worker's address")
-                yield update_from_pb(message)
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, Leg.NONE) from error
+            with _translated(Leg.NONE):
+                async for message in call:
+                    if message.incarnation != incarnation:
+                        raise PeerLost("another life answers at the worker's address")
+                    yield update_from_pb(message)
         finally:
             call.cancel()
 
@@ -73,13 +69,9 @@ class WorkerRpc:
         call = stub.Generate(request, timeout=timeout_s)
         ticket.on_abort(call.cancel)
         try:
-            async for response in call:
-                yield response.frame
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, Leg.DECODE) from error
-        except asyncio.CancelledError:
-            raise_if_call_was_cut(ticket)
-            raise
+            with _translated(Leg.DECODE, ticket):
+                async for response in call:
+                    yield response.frame
         finally:
             ticket.forget(call.cancel)
             call.cancel()
@@ -93,10 +85,21 @@ class WorkerRpc:
         await self._channels.close()
 
 
-def raise_if_call_was_cut(ticket: Ticket) -> None:
-    """Tell apart who cancelled a call: an abort, or the closing of its channel; returns if it was our own task."""
-    task: asyncio.Task[Any] | None = asyncio.current_task()
-    if task is not None and task.cancelling():
-        return
-    ticket.check()
-    raise PeerLost("the worker was ejected", leg=Leg.DECODE)
+@contextmanager
+def _translated(leg: Leg, ticket: Ticket | None = None) -> Iterator[None]:
+    """Turn what a call raises into our errors; `leg` is the blame where the worker named none.
+
+    A call that was cancelled here was so by one of three: our own task is, the request was aborted, or the worker was
+    ejected and its channel closed.
+    """
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error, leg) from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        if ticket is not None:
+            ticket.check()
+        raise PeerLost("the worker was ejected", leg=leg) from None

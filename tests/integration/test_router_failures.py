@@ -14,7 +14,7 @@ from common.base.errors import HandoffAborted, Internal, Leg, Overloaded, PandoE
 from common.kv.hashing import block_hashes, prefix_root
 from pando.v1 import inference_pb2
 from tests.support.fake_worker import BLOCK_SIZE, FakeWorker, Fault, identity
-from tests.support.router_bench import Bench, bench, eventually, text_request, write_model
+from tests.support.router_bench import Answer, Bench, bench, eventually, text_request, write_model
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +26,13 @@ def num_calls(made: Bench) -> list[int]:
     return [len(worker.calls) for worker in made.workers]
 
 
-async def assert_undisturbed(made: Bench, **fields: object) -> None:
+async def assert_undisturbed(made: Bench, **fields: object) -> Answer:
     """A greedy request gives what it gives when nothing fails."""
     request = text_request(**fields)  # type: ignore[arg-type]
     answer = await made.ask(request)
     assert (answer.tokens[0], answer.text[0]) == made.expected(request)
     assert answer.finish == {0: 2}
+    return answer
 
 
 async def test_a_failing_decode_is_left_for_another(model_dir: Path) -> None:
@@ -70,6 +71,8 @@ async def test_a_failing_prefill_is_asked_whether_it_lives(model_dir: Path) -> N
         await assert_undisturbed(made)
         states = {name: worker.state for name, worker in (await made.status()).items()}
         assert states == {"decode-0": "ready", "prefill-1": "suspect"}
+        await assert_undisturbed(made)
+        assert not made.workers[0].calls[-1].HasField("prefill"), "a suspect prefill worker gets nothing"
 
 
 async def test_without_another_prefill_decode_computes_the_prompt(model_dir: Path) -> None:
@@ -112,8 +115,9 @@ async def test_a_stream_moves_without_a_gap_or_a_repetition(model_dir: Path, aft
         fault = Fault(after, error=PeerLost("bang", leg=Leg.DECODE)) if how == "error" else Fault(after, cut=True)
         made.workers[0].faults.append(fault)
         made.workers[1].faults.append(Fault(after=100, repeat=repeat))
-        await assert_undisturbed(made, sampling__logprobs=0)
+        answer = await assert_undisturbed(made, sampling__logprobs=0)
         second = made.workers[1].calls[0]
+        assert second.text_offset == sum(len(frame.text) for frame in answer.frames if frame.attempt == 0)
         assert (second.request.attempt, len(second.request.output_token_ids)) == (1, after)
         assert made.metric("migrations_total", leg="decode") == 1
 

@@ -85,7 +85,7 @@ class FakeWorker(worker_pb2_grpc.DecodeServiceServicer, worker_pb2_grpc.WorkerSe
         self.deadlines_s: list[float] = []
         self.num_running = 0
         self.num_cancelled = 0
-        self.num_watches = 0
+        self.num_watches = self.num_pings = 0
         self.stats = worker_pb2.GetStatsResponse(worker_id=worker_id, incarnation=incarnation)
         self.pings_hang = False
         self.blocks: list[bytes] = []
@@ -142,6 +142,7 @@ class FakeWorker(worker_pb2_grpc.DecodeServiceServicer, worker_pb2_grpc.WorkerSe
         )
 
     async def GetStats(self, request: worker_pb2.GetStatsRequest, context: Context) -> worker_pb2.GetStatsResponse:
+        self.num_pings += 1
         if self.pings_hang:
             await asyncio.Event().wait()
         return self.stats
