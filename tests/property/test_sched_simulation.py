@@ -15,6 +15,7 @@ import pytest
 
 from common.sched.config import Policy
 from common.sched.params import SamplingParams
+from common.sched.request import Request
 from tests.support.sched_world import World
 
 NUM_EVENTS = 600
@@ -70,10 +71,15 @@ def random_event(world: World, dice: Random) -> None:
     dice.choices(actions, weights)[0]()
 
 
-def walk(seed: int, block_size: int) -> Counter[str]:
+def undamaged(world: World) -> None:
+    """Leave the world as it is."""
+
+
+def walk(seed: int, block_size: int, damage: Callable[[World], None] = undamaged) -> Counter[str]:
     """Live through one day; returns how often the interesting things happened."""
     dice = Random(seed)
     world = World(block_size, dice.randint(40, 120), random_config(dice))
+    damage(world)
     for _ in range(NUM_EVENTS):
         random_event(world, dice)
         world.check()
@@ -102,3 +108,36 @@ def test_every_request_ends_right_and_nothing_leaks(block_size: int) -> None:
 
 def test_the_same_day_twice_is_the_same() -> None:
     assert walk(1, 4) == walk(1, 4)
+
+
+def index_too_early(world: World) -> None:
+    """A block is indexed before all of it is computed."""
+    tables = world.scheduler._tables
+    index = tables.index
+
+    def index_one_more(request: Request, num_tokens: int) -> None:
+        num_blocks = num_tokens // world.block_size + 1
+        index(request, min(len(request.chain.hashes), len(request.block_table), num_blocks) * world.block_size)
+
+    tables.index = index_one_more  # type: ignore[method-assign]
+
+
+def keep_the_table(world: World) -> None:
+    """A request keeps the table of blocks that it gave back."""
+    tables = world.scheduler._tables
+    close = tables.close
+
+    def close_in_part(request: Request) -> None:
+        table = list(request.block_table)
+        close(request)
+        request.block_table = table
+
+    tables.close = close_in_part  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("damage", [index_too_early, keep_the_table])
+def test_a_day_goes_red(damage: Callable[[World], None]) -> None:
+    """Negative controls: an oracle that cannot fail proves nothing."""
+    with pytest.raises(AssertionError):
+        for seed in range(12):
+            walk(seed, 4, damage)
