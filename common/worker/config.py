@@ -47,7 +47,7 @@ class WorkerConfig(Section):
     max_lent_blocks: int = Field(65_536, ge=1, description="most blocks lent to peers at a time")
     num_threads: int = Field(0, ge=0, description="compute threads; 0: this worker's share of the cores")
     transport: str = Field("shm,ucx,tcp", description="KV transports in order of preference, comma list")
-    local_prefill_tokens: int = Field(64, ge=0, description="decode computes a prompt rest up to this size itself")
+    local_prefill_tokens: int = Field(31, ge=0, description="decode computes a prompt rest up to this size itself")
     debug_logits_digest: bool = Field(False, description="put the SHA-256 of each logits row into the frames")
     report_memory_info: bool = Field(False, description="log hit rate, index and memory every 10 s")
 

@@ -22,14 +22,14 @@ class RouterConfig(Section):
     served_model_name: str = Field("", description="name of the model in the API; empty: the folder's name")
     poll_s: float = Field(0.5, gt=0, description="seconds between two looks at the registry and at every worker's load")
     remote_prefill_min_tokens: int = Field(
-        64, ge=1, description="uncached tokens from which a prefill worker computes the prompt; below, decode does"
+        32, ge=1, description="uncached tokens from which a prefill worker computes the prompt; below, decode does"
     )
     expected_output_tokens: int = Field(
         128, ge=1, description="tokens that a request is expected to generate, for the load of its worker"
     )
     max_attempts: int = Field(4, ge=1, description="most workers that one choice is tried on, first try included")
     migration_wait_s: float = Field(
-        5.0, ge=0, description="seconds that a stream which lost its worker waits for another one to appear"
+        30.0, ge=0, description="seconds that a stream which lost its worker waits for another one to appear"
     )
     max_concurrent_requests: int = Field(1024, ge=1, description="most requests in flight; more are refused with 429")
     max_queued_tokens: int = Field(
@@ -58,6 +58,10 @@ class LimitsConfig(Section):
     max_output_tokens: int = Field(0, ge=0, description="max_tokens is cut to this; 0: only the context limits it")
     max_prompt_bytes: int = Field(4 * 1024 * 1024, ge=1, description="longest prompt text in bytes of UTF-8")
     max_messages: int = Field(4096, ge=1, description="most messages of a chat prompt")
+    chat_template_kwargs: tuple[str, ...] = Field(
+        ("enable_thinking", "thinking", "reasoning_effort", "date_string"),
+        description="template variables that a request may set",
+    )
     max_id_chars: int = Field(128, ge=1, description="longest request id, session id and cache salt, in characters")
 
 

@@ -113,12 +113,15 @@ def _check_prompt(wish: Wish, limits: LimitsConfig, vocab_size: int) -> None:
 
 
 def check_messages(chat: Chat, limits: LimitsConfig) -> None:
-    """Check number and length of a conversation's messages. Raises InvalidRequest."""
+    """Check number and length of a conversation's messages, and its template variables. Raises InvalidRequest."""
     count = len(chat.messages)
     _require(count > 0, "messages", "messages must not be empty")
     _require(count <= limits.max_messages, "messages", f"{count} messages; at most {limits.max_messages}")
     num_bytes = sum(len((message.get("content") or "").encode()) for message in chat.messages)
     _require(num_bytes <= limits.max_prompt_bytes, "messages", f"longer than {limits.max_prompt_bytes} bytes")
+    refused = sorted(chat.template_kwargs.keys() - set(limits.chat_template_kwargs))
+    allowed = ", ".join(limits.chat_template_kwargs)
+    _require(not refused, "chat_template_kwargs", f"unknown template variable {refused[:1]}; allowed: {allowed}")
 
 
 def check_text(text: str, limits: LimitsConfig) -> None:

@@ -115,6 +115,7 @@ REFUSED: list[tuple[str, Wish]] = [
     ("messages", wish(chat())),
     ("messages", wish(chat("a", "b", "c"))),
     ("messages", wish(chat("123456", "78901"))),
+    ("chat_template_kwargs", wish(replace(chat("hi"), template_kwargs={"add_generation_prompt": True}))),
     ("output_token_ids", wish(output_ids=(VOCAB,))),
     ("request_id", wish(request_id="1234567")),
     ("session_id", wish(session_id="1234567")),
