@@ -74,8 +74,8 @@ e2e: setup ## only the tests against a whole cluster
 chaos: setup ## kill, freeze and cut processes under load
 	@$(PY) -m pytest tests -q -m chaos $(PYTEST)
 
-bench: setup ## engine ratios and a serving run; writes bench/results/
-	@$(PY) -m bench
+bench: setup ## engine ratios, transports, a serving run; writes bench/results/
+	@tools/bench $(BIN) $(MODEL)
 
 up: setup ## start a cluster in the background and print its URL
 	@$(BIN)/pando up --detach $(UP)
