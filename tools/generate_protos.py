@@ -1,7 +1,7 @@
 """Generate pando/v1 from protos/, or check that what is committed is what would be generated.
 
-It uses the oldest supported grpcio-tools, pinned in pyproject.toml: generated code refuses an older grpcio, so newer
-tools would raise what users must install.
+It uses the oldest supported grpcio-tools: generated code refuses an older grpcio, so newer tools would raise what users
+must install. They need an older protobuf than the rest, so the Makefile gives them an environment of their own.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from importlib import import_module
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
-
-from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
 PINNED_TOOLS = "1.74.0"
@@ -31,7 +30,7 @@ def generate(out: Path) -> list[Path]:
     protos = sorted((ROOT / "protos").rglob("*.proto"))
     arguments = ["protoc", f"-I{ROOT / 'protos'}", f"-I{files('grpc_tools') / '_proto'}"]
     arguments += [f"--{kind}_out={out}" for kind in ("python", "pyi", "grpc_python")]
-    if protoc.main([*arguments, *map(str, protos)]) != 0:
+    if import_module("grpc_tools.protoc").main([*arguments, *map(str, protos)]) != 0:
         raise SystemExit("protoc failed")
     return sorted(path.relative_to(out) for path in out.rglob("*_pb2*.py*"))
 
