@@ -1,3 +1,3 @@
 """Plugins of the whole suite."""
 
-pytest_plugins = ["pytester", "tests.support.no_skips"]
+pytest_plugins = ["pytester", "tests.support.cluster_fixtures", "tests.support.no_skips"]

@@ -215,6 +215,10 @@ def check_byte_tokens(target: Target, body: Json) -> None:
 
 @_case("stop-string-over-token-boundary-stream")
 def check_stop_string(target: Target, body: Json) -> None:
+    free = target.ok(CHAT, {key: value for key, value in body.items() if key not in ("stop", "stream")})
+    text = free["choices"][0]["message"]["content"]
+    if body["stop"][0] not in text:  # a model that does not do as it is told: stop in the middle of what it says
+        body = {**body, "stop": [text[len(text) // 2 :][:6]]}
     events = target.stream(CHAT, body)
     whole = target.ok(CHAT, {**body, "stream": False})["choices"][0]
     assert text_of(events) == whole["message"]["content"]
