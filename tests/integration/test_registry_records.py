@@ -1,0 +1,105 @@
+"""Worker records in a real Redis-protocol server: there and back, expiry, sign-off, and a server that is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import redis
+
+from common.base.errors import Unavailable
+from common.rpc.registry import Heartbeat, RegistryReader, WorkerRecord
+from pando.cli.local_registry import registry_command
+
+RECORD = WorkerRecord("w1", 7, "127.0.0.1:5", ["prefill", "decode"], 42, "127.0.0.1:6", 0.5, True)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = registry_command(port, tmp_path_factory.mktemp("registry"))
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+        try:
+            with redis.Redis(port=port, retry_on_error=[redis.ConnectionError]) as client:
+                _wait_for(client)
+            yield f"redis://127.0.0.1:{port}/0"
+        finally:
+            server.terminate()
+
+
+def _wait_for(client: redis.Redis) -> None:
+    for _ in range(200):
+        try:
+            client.ping()
+        except redis.ConnectionError:
+            time.sleep(0.05)
+        else:
+            return
+    raise AssertionError("the registry did not start")
+
+
+@pytest.fixture
+async def reader(url: str) -> AsyncIterator[RegistryReader]:
+    reader = RegistryReader(url, "test", 5.0)
+    yield reader
+    await reader.close()
+
+
+async def listed(reader: RegistryReader, wanted: list[WorkerRecord]) -> None:
+    """Wait until exactly these are listed."""
+    async with asyncio.timeout(10):
+        while await reader.list_workers() != wanted:  # noqa: ASYNC110 - nobody tells when an entry changes
+            await asyncio.sleep(0.02)
+
+
+async def test_a_record_there_and_back_then_gone_with_its_worker(url: str, reader: RegistryReader) -> None:
+    heartbeat = Heartbeat(url, "test", lambda: RECORD, interval_s=0.1, ttl_s=5)
+    heartbeat.start()
+    await listed(reader, [RECORD])
+    await asyncio.to_thread(heartbeat.close)
+    assert await reader.list_workers() == []
+
+
+async def test_clusters_do_not_see_each_other(url: str, reader: RegistryReader) -> None:
+    heartbeat = Heartbeat(url, "other", lambda: RECORD, interval_s=0.1, ttl_s=5)
+    heartbeat.start()
+    others = RegistryReader(url, "other", 5.0)
+    await listed(others, [RECORD])
+    assert await reader.list_workers() == []
+    await others.close()
+    await asyncio.to_thread(heartbeat.close)
+
+
+async def test_an_entry_expires_when_nobody_beats(url: str, reader: RegistryReader) -> None:
+    heartbeat = Heartbeat(url, "test", lambda: RECORD, interval_s=60, ttl_s=0.3)
+    heartbeat.start()
+    await listed(reader, [RECORD])
+    await listed(reader, [])
+    await asyncio.to_thread(heartbeat.close)
+
+
+async def test_entries_of_other_versions_do_not_hide_the_others(url: str, reader: RegistryReader) -> None:
+    with redis.Redis.from_url(url) as client:
+        client.set("pando:test:worker:a", b"not json", px=5000)
+        client.set("pando:test:worker:b", b'{"worker_id": "b"}', px=5000)
+        client.set("pando:test:worker:c", b'{"worker_id": "c", "incarnation": 1, "address": "x", "new": 2}', px=5000)
+        assert await reader.list_workers() == [WorkerRecord("c", 1, "x")]
+        client.flushdb()
+
+
+async def test_a_registry_that_is_gone_is_said_quickly_and_leaving_does_not_wait() -> None:
+    reader = RegistryReader("redis://127.0.0.1:1/0", "test", 5.0)
+    heartbeat = Heartbeat("redis://127.0.0.1:1/0", "test", lambda: RECORD, interval_s=60, ttl_s=5)
+    heartbeat.start()
+    async with asyncio.timeout(1):
+        with pytest.raises(Unavailable) as gone:
+            await reader.list_workers()
+        await asyncio.to_thread(heartbeat.close)
+    assert gone.value.reason == "registry_unreachable"
+    await reader.close()

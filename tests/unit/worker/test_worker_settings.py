@@ -1,0 +1,74 @@
+"""Configuration of a worker: what is refused, and how many blocks come out of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from common.base.errors import InvalidRequest
+from common.worker.config import WorkerConfig, split_list
+from common.worker.memory import available_bytes, pool_blocks
+from common.worker.process import scheduler_config
+
+MIB = 1 << 20
+
+
+def config(**fields: Any) -> WorkerConfig:
+    return WorkerConfig(model_path=Path("model"), **fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("roles", "prefill,router"),
+        ("transport", ""),
+        ("transport", "shm,rdma"),
+        ("worker_id", "a b"),
+        ("mem_fraction_static", 0),
+        ("mem_fraction_static", 1.0),
+        ("chunked_prefill_size", -2),
+        ("schedule_policy", "lifo"),
+        ("max_landing_ratio", 0),
+        ("surprise", 1),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ValidationError, match=name):
+        config(**{name: value})
+
+
+def test_every_field_says_what_it_is() -> None:
+    assert all(field.description for field in WorkerConfig.model_fields.values())
+
+
+def test_lists() -> None:
+    assert split_list(" a, b ,,c") == ["a", "b", "c"]
+
+
+def test_the_pool_is_a_fair_share_of_what_is_available() -> None:
+    assert pool_blocks(config(mem_fraction_static=0.5), MIB, 1000 * MIB) == 500
+    assert pool_blocks(config(mem_fraction_static=0.5, workers_on_host=2), MIB, 1000 * MIB) == 250
+
+
+def test_the_pool_is_cut_to_what_was_asked_for() -> None:
+    assert pool_blocks(config(max_total_tokens=1000, block_size=16), MIB, 1000 * MIB) == 63
+    assert pool_blocks(config(max_total_tokens=10**9), MIB, 1000 * MIB) == 400
+
+
+def test_a_pool_that_is_too_small_says_what_to_do() -> None:
+    with pytest.raises(InvalidRequest, match="--mem-fraction-static") as refused:
+        pool_blocks(config(growth_reserve_blocks=8), MIB, 20 * MIB)
+    assert refused.value.param == "mem_fraction_static"
+    assert pool_blocks(config(growth_reserve_blocks=8), MIB, 25 * MIB) == 10
+
+
+def test_available_memory_is_known() -> None:
+    assert MIB < available_bytes() < 1 << 50
+
+
+def test_what_may_land_at_a_time_is_a_share_of_the_pool() -> None:
+    made = scheduler_config(config(max_landing_ratio=0.25, high_water_ratio=0.9), 512, num_blocks=100)
+    assert (made.max_landing_blocks, made.high_water_ratio, made.max_model_len) == (25, 0.9, 512)
