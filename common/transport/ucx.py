@@ -56,6 +56,7 @@ class UcxConfig:
         devices: UCX device list, such as "mlx5_0:1,eth0"; empty means the interface that has `host`.
         num_threads: reads that run at once.
         slab_bytes: largest extent this driver carries; memory is touched only as far as extents reach.
+        library: path or soname of libucp; empty finds one (see `ucx_library.load_library`).
         options: further UCX settings, by name without prefix. Put-rendezvous is the default: over TCP the receiving
             side reads straight into the slab (2 instead of 11 wake-ups per 360 KiB).
     """
@@ -66,6 +67,7 @@ class UcxConfig:
     devices: str = ""
     num_threads: int = 4
     slab_bytes: int = 8 * 1024 * 1024
+    library: str = ""
     options: dict[str, str] = field(default_factory=lambda: {"RNDV_SCHEME": "put_zcopy"})
 
 
@@ -142,7 +144,7 @@ class UcxTransport:
             raise Unsupported(f"ucx transport: no address {self._config.host}: {error}") from error
         devices = self._config.devices or _device_of(host)
         _check_devices(devices)
-        worker = UcxWorker({"NET_DEVICES": devices, **self._config.options})
+        worker = UcxWorker({"NET_DEVICES": devices, **self._config.options}, self._config.library)
         thread = UcxThread(worker, self._segments, self._slabs, (self._token, self._incarnation), self._between_chunks)
         try:
             port = thread.owner.listen(host, self._config.port)

@@ -1,28 +1,40 @@
-"""A binding of the part of libucp that the `ucx` driver needs, by ctypes: the one file that knows UCX.
+"""A binding of the part of libucp that the `ucx` driver needs: one worker with active messages, in Python's terms.
 
-Why not a ready one: docs/adr/0002-ucx-binding.md. Only API that is stable since UCX 1.10 is used, structures are
-passed with field masks, so one binding serves a distribution's libucx0 (which has verbs) and the PyPI wheel.
+Why not a ready one: docs/adr/0002-ucx-binding.md. One binding serves a distribution's library (which has verbs) and
+the PyPI wheel.
 
-A `UcxWorker` and everything made from it belong to one thread at a time. All callbacks run inside `progress`
-on that thread and must not raise. Memory given to `send` and `receive` stays the library's until `done` was called.
+A `UcxWorker` and everything made from it belong to one thread at a time. All callbacks run inside `progress` on that
+thread and must not raise. Memory given to `send` and `receive` stays the library's until `done` was called.
 It does not know what the messages mean.
 """
 
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
-import importlib
 import ipaddress
 import itertools
-import os
 import socket
 import struct
 from collections.abc import Callable
-from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_int8, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
-from typing import Any, ClassVar
+from ctypes import byref, c_int, c_void_p
+from typing import Any
 
 from common.base.errors import Unsupported
+from common.transport.ucx_library import (
+    AmCallback,
+    AmHandlerParam,
+    ConnectionCallback,
+    EpParams,
+    ErrorCallback,
+    ListenerAttr,
+    ListenerParams,
+    Params,
+    ReceiveCallback,
+    RequestParam,
+    SendCallback,
+    WorkerParams,
+    load_library,
+)
 
 OK = 0
 _IN_PROGRESS = 1
@@ -44,158 +56,12 @@ OnDone = Callable[[int], None]
 OnMessage = Callable[["Message"], None]
 
 
-class _SockAddr(Structure):
-    _fields_: ClassVar = [("addr", c_void_p), ("addrlen", c_uint32)]
-
-
-class _Params(Structure):
-    _fields_: ClassVar = [
-        ("field_mask", c_uint64),
-        ("features", c_uint64),
-        ("request_size", c_size_t),
-        ("request_init", c_void_p),
-        ("request_cleanup", c_void_p),
-        ("tag_sender_mask", c_uint64),
-        ("mt_workers_shared", c_int),
-        ("estimated_num_eps", c_size_t),
-    ]
-
-
-class _WorkerParams(Structure):
-    _fields_: ClassVar = [("field_mask", c_uint64), ("thread_mode", c_int)]
-
-
-class _EpParams(Structure):
-    _fields_: ClassVar = [
-        ("field_mask", c_uint64),
-        ("address", c_void_p),
-        ("err_mode", c_int),
-        ("err_handler", c_void_p),
-        ("err_handler_arg", c_void_p),
-        ("user_data", c_void_p),
-        ("flags", c_uint),
-        ("sockaddr", _SockAddr),
-        ("conn_request", c_void_p),
-    ]
-
-
-class _ListenerParams(Structure):
-    _fields_: ClassVar = [
-        ("field_mask", c_uint64),
-        ("sockaddr", _SockAddr),
-        ("accept_handler", c_void_p * 2),
-        ("conn_handler", c_void_p),
-        ("conn_handler_arg", c_void_p),
-    ]
-
-
-class _ListenerAttr(Structure):
-    _fields_: ClassVar = [("field_mask", c_uint64), ("sockaddr", ctypes.c_uint8 * 128)]
-
-
-class _RequestParam(Structure):
-    _fields_: ClassVar = [
-        ("op_attr_mask", c_uint32),
-        ("flags", c_uint32),
-        ("request", c_void_p),
-        ("cb", c_void_p),
-        ("datatype", c_uint64),
-        ("user_data", c_void_p),
-        ("reply_buffer", c_void_p),
-        ("memory_type", c_int),
-        ("recv_info", c_void_p),
-        ("memh", c_void_p),
-        ("remote_datatype", c_uint64),
-        ("remote", c_void_p),
-        ("remote_count", c_size_t),
-    ]
-
-
-class _AmHandlerParam(Structure):
-    _fields_: ClassVar = [
-        ("field_mask", c_uint64),
-        ("id", c_uint),
-        ("flags", c_uint32),
-        ("cb", c_void_p),
-        ("arg", c_void_p),
-    ]
-
-
-class _AmRecvParam(Structure):
-    _fields_: ClassVar = [("recv_attr", c_uint64), ("reply_ep", c_void_p)]
-
-
-# A ucs_status_t is a packed enum of one byte, as argument and as result.
-_ConnectionCallback = ctypes.CFUNCTYPE(None, c_void_p, c_void_p)
-_ErrorCallback = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, c_int8)
-_SendCallback = ctypes.CFUNCTYPE(None, c_void_p, c_int8, c_void_p)
-_ReceiveCallback = ctypes.CFUNCTYPE(None, c_void_p, c_int8, c_size_t, c_void_p)
-_AmCallback = ctypes.CFUNCTYPE(c_int8, c_void_p, c_void_p, c_size_t, c_void_p, c_size_t, POINTER(_AmRecvParam))
-
-_PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
-    "ucp_get_version_string": (c_char_p, []),
-    "ucp_config_read": (c_int8, [c_char_p, c_char_p, POINTER(c_void_p)]),
-    "ucp_config_modify": (c_int8, [c_void_p, c_char_p, c_char_p]),
-    "ucp_config_release": (None, [c_void_p]),
-    "ucp_init_version": (c_int8, [c_uint, c_uint, POINTER(_Params), c_void_p, POINTER(c_void_p)]),
-    "ucp_cleanup": (None, [c_void_p]),
-    "ucp_worker_create": (c_int8, [c_void_p, POINTER(_WorkerParams), POINTER(c_void_p)]),
-    "ucp_worker_destroy": (None, [c_void_p]),
-    "ucp_worker_progress": (c_uint, [c_void_p]),
-    "ucp_worker_get_efd": (c_int8, [c_void_p, POINTER(c_int)]),
-    "ucp_worker_arm": (c_int8, [c_void_p]),
-    "ucp_worker_set_am_recv_handler": (c_int8, [c_void_p, POINTER(_AmHandlerParam)]),
-    "ucp_listener_create": (c_int8, [c_void_p, POINTER(_ListenerParams), POINTER(c_void_p)]),
-    "ucp_listener_query": (c_int8, [c_void_p, POINTER(_ListenerAttr)]),
-    "ucp_listener_reject": (c_int8, [c_void_p, c_void_p]),
-    "ucp_listener_destroy": (None, [c_void_p]),
-    "ucp_ep_create": (c_int8, [c_void_p, POINTER(_EpParams), POINTER(c_void_p)]),
-    "ucp_ep_close_nbx": (c_void_p, [c_void_p, POINTER(_RequestParam)]),
-    "ucp_am_send_nbx": (
-        c_void_p,
-        [c_void_p, c_uint, c_char_p, c_size_t, c_void_p, c_size_t, POINTER(_RequestParam)],
-    ),
-    "ucp_am_recv_data_nbx": (c_void_p, [c_void_p, c_void_p, c_void_p, c_size_t, POINTER(_RequestParam)]),
-    "ucp_request_free": (None, [c_void_p]),
-}
-
-
 class UcxError(Exception):
     """A call was refused; `status` is UCX's negative code."""
 
     def __init__(self, call: str, status: int) -> None:
         super().__init__(f"{call} failed with UCX status {status}")
         self.status = status
-
-
-def load_library() -> ctypes.CDLL:
-    """Find and load libucp: the system's first (it may have verbs), then the PyPI wheel `libucx-cu12`.
-
-    UCX reads its log level and signal handling from the environment while it loads; unless the operator has set them,
-    it is told to keep quiet on stdout and to leave fatal signals to Python.
-
-    Raises:
-        Unsupported: there is none.
-    """
-    os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
-    os.environ.setdefault("UCX_HANDLE_ERRORS", "none")
-    try:
-        library = ctypes.CDLL("libucp.so.0")
-    except OSError:
-        try:
-            importlib.import_module("libucx").load_library()
-            library = ctypes.CDLL("libucp.so.0")
-        except (ImportError, OSError) as error:
-            raise Unsupported(
-                "ucx transport needs libucp: install the system package libucx0, or pip install libucx-cu12"
-            ) from error
-    for name, (result, arguments) in _PROTOTYPES.items():
-        try:
-            function = getattr(library, name)
-        except AttributeError as error:
-            raise Unsupported(f"ucx transport needs UCX 1.10 or newer: {name} is missing") from error
-        function.restype, function.argtypes = result, arguments
-    return library
 
 
 class Message:
@@ -223,23 +89,24 @@ class Message:
 class UcxWorker:
     """One UCX context and worker with active messages, peer error handling and wake-up."""
 
-    def __init__(self, options: dict[str, str]) -> None:
+    def __init__(self, options: dict[str, str], library: str = "") -> None:
         """Open the devices.
 
         Args:
             options: UCX settings without their prefix, such as `{"NET_DEVICES": "lo"}`.
+            library: see `load_library`.
 
         Raises:
             Unsupported: no library, an unknown option or no usable device.
         """
-        self._lib = load_library()
+        self._lib = load_library(library)
         self._pending: dict[int, OnDone] = {}
         self._numbers = itertools.count(1)
         self._on_error: dict[Endpoint, OnDone] = {}
         self._kept: list[Any] = []  # callbacks that C code points to
-        self._send_done = _SendCallback(self._sent)
-        self._receive_done = _ReceiveCallback(self._received)
-        self._failed = _ErrorCallback(self._endpoint_failed)
+        self._send_done = SendCallback(self._sent)
+        self._receive_done = ReceiveCallback(self._received)
+        self._failed = ErrorCallback(self._endpoint_failed)
         self._context = c_void_p()
         self._worker = c_void_p()
         self._listener = c_void_p()
@@ -277,9 +144,9 @@ class UcxWorker:
             on_message(message)
             return _IN_PROGRESS if message.is_taken else OK
 
-        callback = _AmCallback(call)
+        callback = AmCallback(call)
         self._kept.append(callback)
-        param = _AmHandlerParam(
+        param = AmHandlerParam(
             field_mask=0b1101, id=message_id, cb=ctypes.cast(callback, c_void_p)
         )  # id, callback, no flags, argument
         _check("ucp_worker_set_am_recv_handler", self._lib.ucp_worker_set_am_recv_handler(self._worker, byref(param)))
@@ -293,22 +160,22 @@ class UcxWorker:
         Raises:
             Unsupported: the address cannot be bound.
         """
-        callback = _ConnectionCallback(lambda request, _: on_request(request))
+        callback = ConnectionCallback(lambda request, _: on_request(request))
         self._kept.append(callback)
         address = _socket_address(host, port)
-        params = _ListenerParams(field_mask=0b101, conn_handler=ctypes.cast(callback, c_void_p))
+        params = ListenerParams(field_mask=0b101, conn_handler=ctypes.cast(callback, c_void_p))
         params.sockaddr.addr = ctypes.cast(address, c_void_p)
         params.sockaddr.addrlen = len(address)
         status = self._lib.ucp_listener_create(self._worker, byref(params), byref(self._listener))
         if status != OK:
             raise Unsupported(f"ucx transport cannot listen on {host}:{port}: UCX status {status}")
-        attributes = _ListenerAttr(field_mask=1)
+        attributes = ListenerAttr(field_mask=1)
         _check("ucp_listener_query", self._lib.ucp_listener_query(self._listener, byref(attributes)))
         return int(struct.unpack_from("!H", bytes(attributes.sockaddr), 2)[0])
 
     def accept(self, request: int, on_error: OnDone) -> Endpoint:
         """Make an endpoint of a connection request. Raises UcxError."""
-        return self._endpoint(_EpParams(field_mask=1 << 6, conn_request=request), on_error)
+        return self._endpoint(EpParams(field_mask=1 << 6, conn_request=request), on_error)
 
     def reject(self, request: int) -> None:
         """Turn a connection request down."""
@@ -317,7 +184,7 @@ class UcxWorker:
     def connect(self, host: str, port: int, on_error: OnDone) -> Endpoint:
         """Begin to connect; messages may be sent at once. `on_error` is told when the peer is lost. Raises UcxError."""
         address = _socket_address(host, port)
-        params = _EpParams(field_mask=1 << 4 | 1 << 5, flags=1)  # sockaddr, flags; flags: client of a listener
+        params = EpParams(field_mask=1 << 4 | 1 << 5, flags=1)  # sockaddr, flags; flags: client of a listener
         params.sockaddr.addr = ctypes.cast(address, c_void_p)
         params.sockaddr.addrlen = len(address)
         return self._endpoint(params, on_error)
@@ -366,16 +233,16 @@ class UcxWorker:
         try:
             for name, value in options.items():
                 _check(f"setting {name}", self._lib.ucp_config_modify(config, name.encode(), value.encode()))
-            params = _Params(field_mask=1, features=_FEATURE_AM | _FEATURE_WAKEUP)
+            params = Params(field_mask=1, features=_FEATURE_AM | _FEATURE_WAKEUP)
             status = self._lib.ucp_init_version(_API_MAJOR, _API_MINOR, byref(params), config, byref(self._context))
             _check("ucp_init", status)
         finally:
             self._lib.ucp_config_release(config)
-        worker_params = _WorkerParams(field_mask=1, thread_mode=1)  # serialised: made here, used by one other thread
+        worker_params = WorkerParams(field_mask=1, thread_mode=1)  # serialised: made here, used by one other thread
         status = self._lib.ucp_worker_create(self._context, byref(worker_params), byref(self._worker))
         _check("ucp_worker_create", status)
 
-    def _endpoint(self, params: _EpParams, on_error: OnDone) -> Endpoint:
+    def _endpoint(self, params: EpParams, on_error: OnDone) -> Endpoint:
         params.field_mask |= 0b110  # error mode and handler
         params.err_mode = _ERROR_MODE_PEER
         params.err_handler = ctypes.cast(self._failed, c_void_p)
@@ -385,11 +252,11 @@ class UcxWorker:
         self._on_error[endpoint.value] = on_error
         return endpoint.value
 
-    def _operation(self, callback: Any, done: OnDone) -> tuple[_RequestParam, int]:
+    def _operation(self, callback: Any, done: OnDone) -> tuple[RequestParam, int]:
         number = next(self._numbers)
         self._pending[number] = done
         return (
-            _RequestParam(
+            RequestParam(
                 op_attr_mask=_OP_CALLBACK | _OP_USER_DATA, cb=ctypes.cast(callback, c_void_p), user_data=number
             ),
             number,

@@ -8,9 +8,10 @@ import sys
 import pytest
 
 from common.base.errors import Unsupported
+from common.transport import ucx_library
 from common.transport.select import TransportConfig, TransportSet, make_drivers
 from common.transport.ucx import UcxConfig, UcxTransport
-from common.transport.ucx_binding import load_library
+from common.transport.ucx_library import load_library
 
 
 @pytest.fixture
@@ -41,8 +42,19 @@ async def test_the_other_drivers_go_on() -> None:
 
 def test_an_old_library_is_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda *_: object())
-    with pytest.raises(Unsupported, match=r"UCX 1\.10"):
+    with pytest.raises(Unsupported, match=r"UCX 1\.17"):
         load_library()
+
+
+def test_a_crashing_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ucx_library, "OLDEST_VERSION", (99, 0))
+    with pytest.raises(Unsupported, match=r"found 1\.\d+\.\d+"):
+        load_library()
+
+
+def test_a_named_library_is_the_only_one_tried() -> None:
+    with pytest.raises(Unsupported, match="/no/such/libucp"):
+        load_library("/no/such/libucp.so")
 
 
 @pytest.mark.parametrize(
