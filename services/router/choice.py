@@ -12,9 +12,9 @@ Load is charged when a plan is made and released when its attempt ends, however 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.base.clock import Clock
 from common.base.errors import DeadlineExceeded, Leg, PandoError, PeerLost
@@ -51,11 +51,19 @@ class Desk:
     log: Logger
 
 
+@dataclass(slots=True)
+class Hints:
+    """What the prefix view cannot know yet: blocks of the prompt by worker, and who may still wait for them."""
+
+    matches: dict[WorkerKey, int] = field(default_factory=dict)
+    landing: set[WorkerKey] = field(default_factory=set)
+
+
 class Choice:
     """Runs one choice; iterate `frames` once.
 
     Args:
-        hints: blocks that workers hold for sure, beside what the prefix view knows; read at every placement.
+        hints: where the first choice's blocks are; read at every placement.
     """
 
     def __init__(
@@ -66,7 +74,7 @@ class Choice:
         *,
         ticket: Ticket,
         trace: RequestTrace,
-        hints: Mapping[WorkerKey, int],
+        hints: Hints,
     ) -> None:
         self._desk = desk
         self._job = job
@@ -123,7 +131,8 @@ class Choice:
             num_tokens=len(job.prompt_ids) + num_output,
             block_size=job.block_size,
             expected_output_tokens=min(left, desk.config.expected_output_tokens),
-            matches={**desk.fleet.view.match(job.hashes), **self._hints},
+            matches={**desk.fleet.view.match(job.hashes), **self._hints.matches},
+            landing=self._hints.landing,
         )
         return plan(task, desk.fleet.candidates(), self._retries.exclusions, desk.config.remote_prefill_min_tokens)
 

@@ -43,12 +43,14 @@ class Task:
         block_size: tokens per block.
         expected_output_tokens: tokens that it will probably generate.
         matches: blocks of the prompt that each worker holds, contiguous from the first.
+        landing: workers some of whose `matches` may still be on their way to them.
     """
 
     num_tokens: int
     block_size: int
     expected_output_tokens: int
     matches: Mapping[WorkerKey, int]
+    landing: Collection[WorkerKey] = ()
 
     def uncached_tokens(self, key: WorkerKey) -> int:
         """Tokens a worker would compute; the last one always."""
@@ -81,7 +83,8 @@ class Plan:
         sources: workers that hold more than the one who computes, longest first.
         prompt_tokens: what to charge to the one who computes the prompt.
         output_tokens: what to charge to decode beside.
-        reason: why the prompt is computed where it is: short_suffix, no_prefill_worker, decode_is_best, remote.
+        reason: why the prompt is computed where it is: short_suffix, no_prefill_worker, decode_is_best,
+            remote, landing (decode fetches what has not come yet).
     """
 
     decode: Candidate
@@ -122,7 +125,8 @@ def _choose_decode(task: Task, workers: Sequence[Candidate], excluded: Exclusion
 def _choose_prefill(
     task: Task, workers: Sequence[Candidate], excluded: Exclusions, decode: Candidate, min_tokens: int
 ) -> tuple[Candidate | None, str]:
-    if task.uncached_tokens(decode.key) < min_tokens:
+    landing = decode.key in task.landing
+    if task.uncached_tokens(decode.key) < min_tokens and not landing:
         return None, "short_suffix"
     able = [
         worker
@@ -132,6 +136,8 @@ def _choose_prefill(
     best = min(able, key=lambda worker: _cost(task, worker), default=None)
     if best is None:
         return None, "no_prefill_worker"
+    if landing:
+        return best, "landing"
     if decode.can_prefill and _cost(task, decode)[0] <= _cost(task, best)[0]:
         return None, "decode_is_best"
     return best, "remote"

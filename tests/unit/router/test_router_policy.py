@@ -53,6 +53,17 @@ def test_a_short_suffix_stays_on_decode() -> None:
     assert (found.prefill, found.prompt_tokens, found.output_tokens) == (None, 56, 100)
 
 
+def test_blocks_that_may_still_be_on_their_way_have_a_prefill_worker_named() -> None:
+    """Decode looks into its own index: what has landed is used, what has not is fetched, nothing is computed twice."""
+    workers = [worker(D1), worker(D2), worker(P1, queued=500), worker(P2)]
+    task = Task(1000, 16, 100, {D1: 62, P1: 62}, landing={D1})
+    found = plan(task, workers, NOBODY, 64)
+    assert found is not None and found.prefill is not None
+    assert (found.decode.key, found.prefill.key, found.reason, found.prompt_tokens) == (D1, P1, "landing", 8)
+    lost = plan(task, [worker(D1)], NOBODY, 64)
+    assert lost is not None and lost.prefill is None
+
+
 def test_the_last_token_is_always_computed() -> None:
     found = place([worker(D1)], {D1: 1}, num_tokens=16)
     assert found.prompt_tokens == 1
