@@ -47,7 +47,12 @@ def test_openai_chat(client: openai.OpenAI, tiny_cluster: Cluster) -> None:
 
 def test_openai_completions_and_models(client: openai.OpenAI, tiny_cluster: Cluster) -> None:
     assert [model.id for model in client.models.list()] == [tiny_cluster.model]
-    options: dict[str, Any] = {"model": tiny_cluster.model, "prompt": "Once upon a time", "max_tokens": 16, "temperature": 0}
+    options: dict[str, Any] = {
+        "model": tiny_cluster.model,
+        "prompt": "Once upon a time",
+        "max_tokens": 16,
+        "temperature": 0,
+    }
     whole = client.completions.create(**options)
     with client.completions.create(**options, stream=True) as stream:
         assert "".join(chunk.choices[0].text for chunk in stream) == whole.choices[0].text
