@@ -58,6 +58,7 @@ class WorkerProcess:
         self.role = role
         self.log: list[str] = []
         self.facts: dict[str, Any] = {}
+        self._channel: grpc.Channel | None = None
         self._ready = threading.Event()
         environment = {k: v for k, v in os.environ.items() if k == KERNEL_CACHE or not k.startswith("PANDO_")}
         environment |= {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
@@ -95,6 +96,7 @@ class WorkerProcess:
 
     def stats(self, timeout_s: float = 5.0) -> worker_pb2.GetStatsResponse:
         """Its GetStats, with the conservation law checked."""
+        assert self._channel is not None, "not ready"
         stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
         stats: worker_pb2.GetStatsResponse = stub.GetStats(
             worker_pb2.GetStatsRequest(), timeout=timeout_s, wait_for_ready=True
@@ -145,7 +147,7 @@ class WorkerProcess:
             self.process.kill()
             status = self.process.wait()
         self._follower.join()
-        if self.facts:
+        if self._channel is not None:
             self._channel.close()
         return status
 
@@ -209,7 +211,7 @@ class Workers:
     def check_idle(self, within_s: float = IDLE_S) -> None:
         """Fail unless every live process has given back all blocks within the time."""
         for worker in self._processes:
-            if worker.alive:
+            if worker.alive and worker.facts:
                 worker.check_idle(within_s)
 
 
