@@ -6,6 +6,7 @@ Order up: model -> pool -> transports -> RPC server -> registration. Order down:
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -277,6 +278,8 @@ def main(program: str, default_roles: str) -> None:
         for note in engine.runner.notes:
             log.warning(note)
         engine.runner.warm_up()
+        gc.collect()
+        gc.freeze()  # torch's million objects stay: collecting them again would pause steps, and exit by seconds
         asyncio.run(serve(settings, roles, engine, log))
     except PandoError as error:
         print(f"{program}: {error.message}", file=sys.stderr)
