@@ -98,8 +98,8 @@ class HandoffSender:
                 await self._begin(ours, progress, sources)
                 async for message in self._announce(request, ours, progress, loans, num_blocks_held):
                     yield message
+                core.metrics.handoffs.labels("prefill", "ok").inc()  # from here on it is decode's to end it
                 yield self._first_token(request, ours, progress)
-                core.metrics.handoffs.labels("prefill", "ok").inc()
         except PandoError as error:
             error.leg = error.leg or Leg.PREFILL
             core.metrics.handoffs.labels("prefill", "failed").inc()
