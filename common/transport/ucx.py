@@ -10,7 +10,8 @@ One thread per process talks to UCX and sleeps in the kernel when nothing moves.
 cannot be allowed near a block: bytes land in slabs (ucx_slabs.py), a mover thread verifies them and copies them into
 the target. So an aborted read frees its blocks at once; slabs still known to the library stay in quarantine.
 
-Bounds: `num_threads` reads at once with `_WINDOW` fetches each, a fixed number of slabs, peers and sends per owner.
+Bounds: `num_threads` reads at once, each with at most `_WINDOW` fetches of about `_WINDOW_BYTES` under way; a fixed
+number of slabs, peers and sends per owner.
 UCX has no authentication and the token travels in clear: it listens on one configured address and uses that address's
 device only; off loopback it belongs on a trusted network.
 """
@@ -24,6 +25,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +43,8 @@ from common.transport.ucx_reader import Fetch
 from common.transport.ucx_slabs import Slabs
 from common.transport.ucx_thread import UcxThread
 
-_WINDOW = 4
+_WINDOW = 16
+_WINDOW_BYTES = 8 * 1024 * 1024
 _MAX_QUARANTINED = 16
 
 
@@ -128,7 +131,7 @@ class UcxTransport:
         """Close the endpoint to a peer."""
         assert self._thread is not None, "not started"
         address, reader = Address.unpack(peer.descriptor), self._thread.reader
-        self._thread.submit(lambda: reader.drop(address))
+        self._thread.submit(partial(reader.drop, address))
 
     async def close(self) -> None:
         """End reads, endpoints and threads."""
@@ -167,6 +170,7 @@ class _FetchJob:
         self._incarnation = incarnation
         self._address = address
         self._waiting = deque(reads)
+        self._window = max(2, min(_WINDOW, _WINDOW_BYTES // max(read.source.length for read in reads)))
         self._under_way: dict[Fetch, Read] = {}
         self._ended: queue.SimpleQueue[Fetch | None] = queue.SimpleQueue()  # at most a window of fetches
         self._aborted = False
@@ -188,14 +192,14 @@ class _FetchJob:
         self._slabs.wake()
 
     def _fill_window(self) -> None:
-        while self._waiting and len(self._under_way) < _WINDOW:
+        while self._waiting and len(self._under_way) < self._window:
             slab = self._slabs.take(lambda: not self._aborted, wait=not self._under_way)
             if slab is None:
                 return
             read = self._waiting.popleft()
             fetch = Fetch(self._address, self._incarnation, read.source, slab, self._ended.put)
             self._under_way[fetch] = read
-            self._thread.submit(lambda fetch=fetch: self._thread.reader.begin(fetch))  # type: ignore[misc]
+            self._thread.submit(partial(self._thread.reader.begin, fetch))
 
     def _land(self, fetch: Fetch | None) -> None:
         """Take one ended fetch: bytes enter the target only after they are verified."""
@@ -213,7 +217,7 @@ class _FetchJob:
         """Leave what is still under way to the UCX thread, slabs included."""
         now = time.monotonic()
         for fetch in self._under_way:
-            self._thread.submit(lambda fetch=fetch: self._thread.reader.abandon(fetch, now))  # type: ignore[misc]
+            self._thread.submit(partial(self._thread.reader.abandon, fetch, now))
         self._under_way.clear()
 
 
