@@ -63,18 +63,18 @@ def test_a_client_that_leaves_stops_the_work_on_both_sides(tiny_cluster: Cluster
     drawn = _rise(lambda: tiny_cluster.metric("decode-0", "pando_worker_generated_tokens_total"))
     aborted = _rise(lambda: tiny_cluster.metric("decode-0", "pando_worker_requests_total", outcome="abort"))
     routed = _rise(lambda: tiny_cluster.metric("router", "pando_router_requests_total", outcome="abort"))
-    handed = _rise(lambda: tiny_cluster.metric("prefill-0", "pando_worker_handoffs_total"))
+    handed = _rise(lambda: tiny_cluster.metric("prefill-0", "pando_worker_handoffs_total", outcome="ok"))
     body = {"model": tiny_cluster.model, "max_tokens": 3000, "ignore_eos": True, "stream": True}
     body["messages"] = [{"role": "user", "content": "long " * 150}]
     with tiny_cluster.target.client() as client, client.stream("POST", CHAT, json=body) as response:
-        next(response.iter_lines())
+        next(line for line in response.iter_lines() if '"content":"' in line and '"content":""' not in line)
     tiny_cluster.check_idle()
     for name, stats in before.items():
         after = tiny_cluster.stats(name)
         assert after.blocks_free + after.blocks_cached == stats.blocks_free + stats.blocks_cached, name
     poll(aborted, 1, 2.0, "aborted requests of decode")
     poll(routed, 1, 2.0, "aborted requests of the router")
-    poll(handed, 1, 2.0, "handoffs of prefill")
+    assert handed() == 1, "the prompt did not come from prefill"
     num_drawn = drawn()
     assert num_drawn < 2500, "decode went on for nobody"
     tiny_cluster.target.get("/health")
