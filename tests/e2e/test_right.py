@@ -64,7 +64,8 @@ class Reference:
     """transformers' model in fp32; what it was asked once it does not compute again."""
 
     def __init__(self) -> None:
-        self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(SMOLLM2, dtype=torch.float32).eval()
+        self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(SMOLLM2, dtype=torch.float32)
+        self._model.eval()
         self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Opinion]] = {}
 
     @torch.inference_mode()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import AsyncGenerator, Generator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,9 @@ from pathlib import Path
 
 from tests.support.oracle import Ask, Run, WorkerClient, difference
 from tests.support.workers import WorkerProcess, Workers
+
+BACKEND_VARIABLE = "ORACLE_BACKEND"
+"""Names another attention backend; torch_ref promises no equal bits, and the oracle must say so."""
 
 DEFAULT_CHUNK = 512
 WHOLE_PROMPT = -1
@@ -33,14 +37,13 @@ class FleetProcesses:
 
 @contextmanager
 def start_fleet(model: Path, *, small_pool_tokens: int, **flags: str) -> Generator[FleetProcesses, None, None]:
-    """Run the three workers over `model`; `flags` as for `Workers`."""
-    with Workers(model_path=str(model), debug_logits_digest="", local_prefill_tokens="0", **flags) as workers:
-        launched = [
-            workers.launch("prefill", worker_id="prefill"),
-            workers.launch("decode", worker_id="decode"),
-            workers.launch("decode", worker_id="small", max_total_tokens=str(small_pool_tokens)),
-        ]
-        yield FleetProcesses(*(worker.wait_ready() for worker in launched))
+    """Run the three workers over `model`; `flags` as for `Workers`. See BACKEND_VARIABLE for another backend."""
+    flags |= {"attention_backend": os.environ.get(BACKEND_VARIABLE, "cpu"), "local_prefill_tokens": "0"}
+    with Workers(model_path=str(model), debug_logits_digest="", **flags) as workers:
+        prefill = workers.launch("prefill", worker_id="prefill")
+        decode = workers.launch("decode", worker_id="decode")
+        small = workers.launch("decode", worker_id="small", max_total_tokens=str(small_pool_tokens))
+        yield FleetProcesses(prefill.wait_ready(), decode.wait_ready(), small.wait_ready())
 
 
 @dataclass(slots=True)
@@ -64,7 +67,7 @@ class ExactFleet:
             for client in clients.values():
                 stack.push_async_callback(client.close)
                 await client.flush()
-            yield cls(**clients, known_cold=processes.cold)
+            yield cls(clients["prefill"], clients["decode"], clients["small"], processes.cold)
             for worker in workers.values():
                 await asyncio.to_thread(worker.check_idle)
 

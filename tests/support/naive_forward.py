@@ -95,12 +95,12 @@ def rope_frequencies(config: dict[str, Any], head_dim: int) -> Tensor:
     """
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     theta = rope.get("rope_theta") or config.get("rope_theta") or 10000.0
-    plain = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    plain: Tensor = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return plain
     if kind == "linear":
-        return plain / rope["factor"]
+        return plain / float(rope["factor"])
     if kind == "llama3":
         return _llama3(plain, rope)
     raise ValueError(f"unknown rope type {kind}")
@@ -111,4 +111,5 @@ def _llama3(plain: Tensor, rope: dict[str, Any]) -> Tensor:
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     turns = rope["original_max_position_embeddings"] * plain / (2 * math.pi)
     keep = ((turns - low) / (high - low)).clamp(0, 1)
-    return keep * plain + (1 - keep) * plain / rope["factor"]
+    blended: Tensor = keep * plain + (1 - keep) * plain / rope["factor"]
+    return blended

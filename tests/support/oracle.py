@@ -143,11 +143,18 @@ class WorkerClient:
 
     async def flush(self) -> int:
         """Drop what only the index holds; returns the number of blocks."""
-        return (await self._worker.FlushCache(worker_pb2.FlushCacheRequest())).num_blocks_dropped
+        answer = await self._worker.FlushCache(worker_pb2.FlushCacheRequest())
+        return int(answer.num_blocks_dropped)
 
     async def stats(self) -> worker_pb2.GetStatsResponse:
         """Load and blocks."""
-        return await self._worker.GetStats(worker_pb2.GetStatsRequest())
+        stats: worker_pb2.GetStatsResponse = await self._worker.GetStats(worker_pb2.GetStatsRequest())
+        return stats
+
+    async def block_bytes(self) -> int:
+        """Bytes of one KV block."""
+        info = await self._worker.GetInfo(worker_pb2.GetInfoRequest())
+        return int(info.identity.block_bytes)
 
     @asynccontextmanager
     async def noise(self, asks: Sequence[Ask]) -> AsyncGenerator[None, None]:
