@@ -43,6 +43,14 @@ class _Attachment:
             raise PeerLost(f"shm peer: {error}", leg=Leg.TRANSFER) from error
         raise PeerLost("shm peer died" if not said else "shm peer speaks out of turn", leg=Leg.TRANSFER)
 
+    def is_alive(self) -> bool:
+        """Whether the owner still holds the connection."""
+        try:
+            self.check_alive()
+        except PeerLost:
+            return False
+        return True
+
     def close(self) -> None:
         """Hang up; the mapping goes with the last job that still copies from it."""
         self._connection.close()
@@ -65,16 +73,20 @@ class Attachments:
         return found
 
     def keep(self, address: Address, segment: int, attachment: _Attachment) -> _Attachment:
-        """Share a new mapping; returns the one to use, another if a concurrent read was first."""
-        surplus: _Attachment | None = None
+        """Share a new mapping; returns the one to use, another if a concurrent read was first.
+
+        Mappings of owners that died meanwhile are dropped: each would keep a dead worker's whole pool in memory.
+        """
         with self._lock:
+            dead = [key for key, known in self._by_key.items() if not known.is_alive()]
+            surplus = [self._by_key.pop(key) for key in dead]
             kept = self._by_key.setdefault((address.pack(), segment), attachment)
             if kept is not attachment:
-                surplus = attachment
+                surplus.append(attachment)
             elif len(self._by_key) > _MAX_ATTACHED:
-                surplus = self._by_key.popitem(last=False)[1]
-        if surplus is not None:
-            surplus.close()
+                surplus.append(self._by_key.popitem(last=False)[1])
+        for unused in surplus:
+            unused.close()
         return kept
 
     def drop(self, address: Address) -> None:
