@@ -125,7 +125,7 @@ class Generator:
             sent_chars=job.sent_chars,
             on_stop=lambda: core.finish(request, FinishReason.STOP),
             on_first_token=lambda now_s: self._count_first_token(job, now_s),
-            observe_gap=core.metrics.inter_token.observe,
+            observe_gap=core.metrics.itl.observe,
             clock=core.clock,
         )
 
@@ -229,17 +229,17 @@ class Generator:
 
     def _count_first_token(self, job: Job, now_s: float) -> None:
         metrics, request = self._core.metrics, job.request
-        metrics.time_to_first_token.observe(now_s - request.arrival_s)
+        metrics.ttft.observe(now_s - request.arrival_s)
         if job.handoff is None:
             metrics.prompt_done(request)
 
     def _count(self, job: Job) -> None:
         """Measure a request that ended well."""
         stream, metrics = job.stream, self._core.metrics
-        metrics.request_seconds.observe(self.now_s() - job.request.arrival_s)
+        metrics.e2e.observe(self.now_s() - job.request.arrival_s)
         num_gaps = stream.num_tokens - len(job.message.output_token_ids) - 1
         if num_gaps > 0 and stream.first_token_s is not None and stream.last_token_s is not None:
-            metrics.time_per_output_token.observe((stream.last_token_s - stream.first_token_s) / num_gaps)
+            metrics.tpot.observe((stream.last_token_s - stream.first_token_s) / num_gaps)
 
 
 def _source_to_pb(source: Source) -> worker_pb2.BlockSource:

@@ -156,7 +156,7 @@ class HandoffSender:
     def _first_token(self, asked: Request, ours: Request, progress: PrefillProgress) -> worker_pb2.HandoffResponse:
         update = progress.token
         assert update is not None and update.token_id is not None, "no first token"
-        self._core.metrics.time_to_first_token.observe(self._core.clock() - ours.arrival_s)
+        self._core.metrics.ttft.observe(self._core.clock() - ours.arrival_s)
         self._core.metrics.prompt_done(ours)
         message = worker_pb2.FirstToken(
             token_id=update.token_id,

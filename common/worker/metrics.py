@@ -14,7 +14,7 @@ STEP_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0
 
 
 class WorkerMetrics:
-    """Counters and histograms of one worker; gauges read the state through functions given to `watch`."""
+    """Counters and histograms of one worker; gauges read the state through functions given to `gauge`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -57,26 +57,26 @@ class WorkerMetrics:
         )
         self._num_preemptions = self._num_evictions = 0
         self.num_prompt = self.num_cached = 0
-        self.time_to_first_token = Histogram(
-            "pando_worker_time_to_first_token_seconds",
+        self.ttft = Histogram(
+            "pando_worker_ttft_seconds",
             "From arrival on this worker to its first token.",
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
-        self.inter_token = Histogram(
-            "pando_worker_inter_token_seconds",
+        self.itl = Histogram(
+            "pando_worker_itl_seconds",
             "Time between two tokens of one request.",
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
-        self.time_per_output_token = Histogram(
-            "pando_worker_time_per_output_token_seconds",
+        self.tpot = Histogram(
+            "pando_worker_tpot_seconds",
             "Per request: from its first token to its last, divided by the tokens after the first.",
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
-        self.request_seconds = Histogram(
-            "pando_worker_request_seconds",
+        self.e2e = Histogram(
+            "pando_worker_e2e_seconds",
             "From the arrival of a request for output on this worker to its last token.",
             buckets=LATENCY_BUCKETS_S,
             registry=registry,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from common.base.clock import Clock
@@ -21,13 +23,14 @@ class GatewayMetrics:
             registry=registry,
         )
         self.running = Gauge(
-            "pando_gateway_requests_running",
+            "pando_gateway_running_requests",
             "generations between their first RPC and their last byte",
             registry=registry,
         )
         self.e2e_s = _histogram("pando_gateway_e2e_seconds", "from a generation's arrival to its last byte", registry)
         self.ttft_s = _histogram("pando_gateway_ttft_seconds", "from arrival to the first token, all prompts", registry)
         self.itl_s = _histogram("pando_gateway_itl_seconds", "gap between two tokens of one choice", registry)
+        self.tpot_s = _histogram("pando_gateway_tpot_seconds", "time per token after the first, per choice", registry)
         self.tokens = Counter(
             "pando_gateway_tokens_total",
             "tokens of ended generations (prompt, cached, generated)",
@@ -44,28 +47,41 @@ def _histogram(name: str, text: str, registry: CollectorRegistry) -> Histogram:
     return Histogram(name, text, buckets=LATENCY_BUCKETS_S, registry=registry)
 
 
+@dataclass(slots=True)
+class _ChoiceTimes:
+    first_s: float
+    last_s: float
+    num_tokens: int
+
+
 class GenerationTimer:
-    """Times one generation: TTFT at its first token, ITL per choice, e2e at its end."""
+    """Times one generation: TTFT at its first token, ITL per gap of a choice, TPOT per choice and e2e at its end."""
 
     def __init__(self, metrics: GatewayMetrics, clock: Clock, started_s: float) -> None:
         self._metrics = metrics
         self._clock = clock
         self._started_s = started_s
-        self._last_s: dict[int, float] = {}
+        self._choices: dict[int, _ChoiceTimes] = {}
 
     def on_tokens(self, choice: int, count: int) -> None:
         """`count` tokens of a choice came in one frame; their gap is shared evenly."""
         if count == 0:
             return
         now = self._clock()
-        if not self._last_s:
+        if not self._choices:
             self._metrics.ttft_s.observe(now - self._started_s)
-        last = self._last_s.get(choice)
-        self._last_s[choice] = now
-        if last is not None:
-            for _ in range(count):
-                self._metrics.itl_s.observe((now - last) / count)
+        times = self._choices.get(choice)
+        if times is None:
+            self._choices[choice] = _ChoiceTimes(now, now, count)
+            return
+        for _ in range(count):
+            self._metrics.itl_s.observe((now - times.last_s) / count)
+        times.last_s = now
+        times.num_tokens += count
 
     def on_end(self) -> None:
         """The last byte is written."""
         self._metrics.e2e_s.observe(self._clock() - self._started_s)
+        for times in self._choices.values():
+            if times.num_tokens > 1:
+                self._metrics.tpot_s.observe((times.last_s - times.first_s) / (times.num_tokens - 1))

@@ -42,5 +42,5 @@ def test_a_hundred_clients_that_leave_at_random_points_leave_nothing(tiny_cluste
     assert asyncio.run(_leave_at_random(tiny_cluster, seed)) > CLIENTS // 4
     tiny_cluster.check_idle(within_s=2.0)
     assert tiny_cluster.metric("router", "pando_router_running_requests") == 0
-    assert tiny_cluster.metric("gateway", "pando_gateway_requests_running") == 0
+    assert tiny_cluster.metric("gateway", "pando_gateway_running_requests") == 0
     assert tiny_cluster.metric("router", "pando_router_queued_tokens") == 0

@@ -97,6 +97,7 @@ def test_timer_tells_first_token_gap_and_end() -> None:
 
     assert (value("ttft_seconds_count"), value("ttft_seconds_sum")) == (1, 0.5)
     assert (value("itl_seconds_count"), value("itl_seconds_sum")) == (2, 1.0)
+    assert (value("tpot_seconds_count"), value("tpot_seconds_sum")) == (1, 0.5), "3 tokens of choice 0 in 1 s"
     assert value("e2e_seconds_sum") == 2.5
 
 
