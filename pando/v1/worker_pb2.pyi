@@ -70,12 +70,10 @@ class DecodeServiceGenerateResponse(_message.Message):
     def __init__(self, frame: _Optional[_Union[_inference_pb2.GenerateResponse, _Mapping]] = ...) -> None: ...
 
 class HandoffRequest(_message.Message):
-    __slots__ = ("start", "progress")
+    __slots__ = ("start",)
     START_FIELD_NUMBER: _ClassVar[int]
-    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     start: HandoffStart
-    progress: HandoffProgress
-    def __init__(self, start: _Optional[_Union[HandoffStart, _Mapping]] = ..., progress: _Optional[_Union[HandoffProgress, _Mapping]] = ...) -> None: ...
+    def __init__(self, start: _Optional[_Union[HandoffStart, _Mapping]] = ...) -> None: ...
 
 class HandoffStart(_message.Message):
     __slots__ = ("request", "num_blocks_held", "identity", "sources")
@@ -88,12 +86,6 @@ class HandoffStart(_message.Message):
     identity: _types_pb2.KvIdentity
     sources: _containers.RepeatedCompositeFieldContainer[BlockSource]
     def __init__(self, request: _Optional[_Union[WorkerRequest, _Mapping]] = ..., num_blocks_held: _Optional[int] = ..., identity: _Optional[_Union[_types_pb2.KvIdentity, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[BlockSource, _Mapping]]] = ...) -> None: ...
-
-class HandoffProgress(_message.Message):
-    __slots__ = ("num_blocks_landed",)
-    NUM_BLOCKS_LANDED_FIELD_NUMBER: _ClassVar[int]
-    num_blocks_landed: int
-    def __init__(self, num_blocks_landed: _Optional[int] = ...) -> None: ...
 
 class HandoffResponse(_message.Message):
     __slots__ = ("accepted", "blocks", "first_token")

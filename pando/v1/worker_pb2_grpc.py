@@ -49,7 +49,7 @@ class DecodeServiceServicer(object):
     def Generate(self, request, context):
         """Runs one choice of one request.
         Side effects: holds blocks until the stream ends; its full blocks stay cached.
-        Errors: RESOURCE_EXHAUSTED (no blocks), UNAVAILABLE (draining, or leg prefill lost and no local prefill allowed),
+        Errors: RESOURCE_EXHAUSTED (no blocks), UNAVAILABLE (draining, or leg prefill lost before the first token),
         ABORTED, FAILED_PRECONDITION (identity differs), INVALID_ARGUMENT (duplicate request id).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
