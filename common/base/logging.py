@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
+from typing import TextIO, cast
 
 import structlog
 
@@ -30,7 +32,7 @@ def configure_logging(config: LogConfig, **context: str) -> Logger:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(_stderr()),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(**context)
@@ -41,7 +43,32 @@ def configure_logging(config: LogConfig, **context: str) -> Logger:
 def log_ready(**facts: object) -> None:
     """Log the event `ready` whatever the level: who started this process waits for it and reads the facts."""
     always = structlog.make_filtering_bound_logger(logging.INFO)
-    structlog.wrap_logger(structlog.PrintLogger(sys.stderr), wrapper_class=always).info("ready", **facts)
+    structlog.wrap_logger(structlog.PrintLogger(_stderr()), wrapper_class=always).info("ready", **facts)
+
+
+class _Unbreakable:
+    """A text stream on which a line that cannot be written is lost, and nothing else.
+
+    Whoever read the log may be gone (a closed pipe) or its disk full; that must not stop the service.
+    """
+
+    def __init__(self, inner: TextIO) -> None:
+        self._inner = inner
+
+    def write(self, text: str) -> int:
+        """Write if possible."""
+        with suppress(OSError, ValueError):
+            self._inner.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush if possible."""
+        with suppress(OSError, ValueError):
+            self._inner.flush()
+
+
+def _stderr() -> TextIO:
+    return cast(TextIO, _Unbreakable(sys.stderr))
 
 
 def get_logger() -> Logger:

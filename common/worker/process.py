@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
 from common.base.config import load_or_exit
@@ -205,44 +205,49 @@ class Worker:
 
 
 async def serve(settings: WorkerSettings, roles: Sequence[str], engine: Engine, log: Logger) -> None:
-    """Run a worker until SIGTERM or SIGINT, then drain it.
+    """Run a worker until SIGTERM or SIGINT, then drain it. However it ends, all threads and sockets end with it.
 
     Raises:
-        PandoError: it cannot start.
+        PandoError, OSError: it cannot start.
         RuntimeError: its engine loop died; the process must not go on.
     """
-    worker = Worker(settings, roles, engine)
-    stopping = _stop_event()
-    server = RpcServer(worker.timeouts, [SERVICES["worker"], *(SERVICES[role] for role in roles)])
-    address = f"{worker.config.host}:{server.bind(worker.config.host, worker.config.port)}"
-    state = await worker.add_services(server, address, log)
-    metrics_server = MetricsServer(worker.registry, worker.config.host, worker.config.metrics_port)
-    stepping = asyncio.create_task(worker.core.run())
-    stepping.add_done_callback(lambda _: stopping.set())
-    await server.start()
-    await server.set_serving(True)
-    heartbeat = Heartbeat(
-        settings.registry.url,
-        settings.registry.cluster,
-        lambda: _record(worker, state, address, metrics_server.address),
-        interval_s=worker.timeouts.heartbeat_s,
-        ttl_s=worker.timeouts.registration_ttl_s,
-    )
-    heartbeat.start()
-    log_ready(address=address, metrics=metrics_server.address, **_facts(worker))
-    await _until(stopping, worker, log)
-    state.draining = True
-    await _drain(worker, server, stepping, log)
-    await asyncio.to_thread(heartbeat.close)
-    await server.stop(STOP_GRACE_S)
-    died = stepping.done()
-    stepping.cancel()
-    await asyncio.gather(stepping, return_exceptions=True)
-    metrics_server.close()
-    await worker.close()
-    if died:
-        raise RuntimeError("the engine loop died") from stepping.exception()
+    async with AsyncExitStack() as closing:
+        stopping = _stop_event()
+        worker = Worker(settings, roles, engine)
+        closing.push_async_callback(worker.close)
+        server = RpcServer(worker.timeouts, [SERVICES["worker"], *(SERVICES[role] for role in roles)])
+        closing.push_async_callback(server.stop, STOP_GRACE_S)
+        address = f"{worker.config.host}:{server.bind(worker.config.host, worker.config.port)}"
+        metrics_server = MetricsServer(worker.registry, worker.config.host, worker.config.metrics_port)
+        closing.callback(metrics_server.close)
+        state = await worker.add_services(server, address, log)
+        stepping = asyncio.create_task(worker.core.run())
+        stepping.add_done_callback(lambda _: stopping.set())
+        closing.push_async_callback(_end, stepping)
+        await server.start()
+        await server.set_serving(True)
+        heartbeat = Heartbeat(
+            settings.registry.url,
+            settings.registry.cluster,
+            lambda: _record(worker, state, address, metrics_server.address),
+            interval_s=worker.timeouts.heartbeat_s,
+            ttl_s=worker.timeouts.registration_ttl_s,
+        )
+        heartbeat.start()
+        closing.push_async_callback(asyncio.to_thread, heartbeat.close)
+        log_ready(address=address, metrics=metrics_server.address, **_facts(worker))
+        await _until(stopping, worker, log)
+        state.draining = True
+        await _drain(worker, server, stepping, log)
+        if stepping.done():
+            raise RuntimeError("the engine loop died") from stepping.exception()
     log.info("stopped")
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait for it."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _until(stopping: asyncio.Event, worker: Worker, log: Logger) -> None:
@@ -250,8 +255,7 @@ async def _until(stopping: asyncio.Event, worker: Worker, log: Logger) -> None:
     reporting = asyncio.create_task(report_forever(worker.core, log)) if worker.config.report_memory_info else None
     await stopping.wait()
     if reporting is not None:
-        reporting.cancel()
-        await asyncio.gather(reporting, return_exceptions=True)
+        await _end(reporting)
 
 
 async def _drain(worker: Worker, server: RpcServer, stepping: asyncio.Task[None], log: Logger) -> None:

@@ -40,6 +40,7 @@ class Fleet:
 @pytest.fixture(scope="module", params=DRIVER_NAMES)
 def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
     flags = {"transport": request.param, "debug_logits_digest": "", "chunked_prefill_size": "64"}
+    flags |= {"local_prefill_tokens": "64"}
     with Workers(**flags) as workers:
         launched = [workers.launch(role) for role in ("prefill", "decode", "decode")]
         ready = [worker.wait_ready() for worker in launched]

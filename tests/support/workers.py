@@ -59,6 +59,7 @@ class WorkerProcess:
         self.log: list[str] = []
         self.facts: dict[str, Any] = {}
         self._channel: grpc.Channel | None = None
+        self._deaf = False
         self._ready = threading.Event()
         environment = {k: v for k, v in os.environ.items() if k == KERNEL_CACHE or not k.startswith("PANDO_")}
         environment |= {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
@@ -130,6 +131,10 @@ class WorkerProcess:
         self.process.send_signal(signal.SIGTERM)
         return self.reap()
 
+    def stop_reading_log(self) -> None:
+        """Close the pipe of its log at the next line, as if whoever started it had been killed."""
+        self._deaf = True
+
     def stop(self) -> str:
         """SIGTERM, thawed if need be; returns what was wrong about its end, "" if nothing."""
         self.process.send_signal(signal.SIGCONT)
@@ -163,6 +168,8 @@ class WorkerProcess:
         assert self.process.stderr is not None
         with self.process.stderr as lines:
             for line in lines:
+                if self._deaf:
+                    break
                 self.log.append(line.rstrip("\n"))
                 if not self.facts and '"event": "ready"' in line:
                     self.facts = json.loads(line)
