@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from common.base.config import SECTIONS
 from pando.cli.errors import BAD_INPUT, CliError
 
 Setting = tuple[str, str, str]
-SECTIONS = ("worker", "router", "gateway", "limits", "timeouts", "log", "registry")
 OWN_FLAGS = {
     ("worker", "model_path"): "--model-path",
     ("router", "model_path"): "--model-path",
