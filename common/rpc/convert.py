@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from common.base.errors import Unsupported
+from common.kv.hashing import HASH_BYTES
 from common.sched.params import SamplingParams
 from common.sched.plan import TokenLogprobs
 from pando.v1 import types_pb2
 
-HASH_BYTES = 32
 TokenBytes = Callable[[int], bytes]
 
 
