@@ -31,7 +31,8 @@ def _arrival(request: Request) -> tuple[float, int]:
     return (request.arrival_s, request.order)
 
 
-def _rank(request: Request) -> tuple[int, float, int]:
+def by_rank(request: Request) -> tuple[int, float, int]:
+    """Sort key: the rank of a request."""
     return request.rank
 
 
@@ -70,7 +71,7 @@ class WaitingQueue:
             match: number of leading blocks of a path that are here.
         """
         if config.policy is Policy.PRIORITY:
-            return heapq.nsmallest(count, self._requests, key=_rank)
+            return heapq.nsmallest(count, self._requests, key=by_rank)
         if config.policy is Policy.FCFS:
             return self._requests[:count]
 

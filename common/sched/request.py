@@ -71,7 +71,6 @@ class Request:
         num_prompt_logprobs: how many prompt logprobs have been reported.
         num_preemptions: how often it lost its blocks.
         first_scheduled_s, first_token_s: None until it happened.
-        stop_token: the token that ended it, None otherwise.
         error: why it failed, for a person.
         order: order of arrival among equals; given by the scheduler.
         in_flight: it is part of the plan that runs now.
@@ -102,7 +101,6 @@ class Request:
     first_scheduled_s: float | None = field(init=False, default=None)
     first_token_s: float | None = field(init=False, default=None)
     finish_reason: FinishReason | None = field(init=False, default=None)
-    stop_token: int | None = field(init=False, default=None)
     error: str = field(init=False, default="")
     order: int = field(init=False, default=0)
     in_flight: bool = field(init=False, default=False)

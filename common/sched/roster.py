@@ -12,14 +12,9 @@ from __future__ import annotations
 
 from bisect import insort
 
-from common.sched.policy import WaitingQueue
+from common.sched.policy import WaitingQueue, by_rank
 from common.sched.request import FinishReason, Request, Status
 from common.sched.tables import BlockTables
-
-
-def by_rank(request: Request) -> tuple[int, float, int]:
-    """Sort key: the rank of a request."""
-    return request.rank
 
 
 class Roster:
@@ -87,8 +82,6 @@ class Roster:
     def end_if_due(self, request: Request, max_known_tokens: int) -> FinishReason | None:
         """End a request whose output so far is all it may have; returns why, None when it goes on."""
         due = request.due_finish(max_known_tokens)
-        if due is FinishReason.STOP:
-            request.stop_token = request.output_ids[-1]
         if due is not None:
             self.end(request, due)
         return due

@@ -258,7 +258,7 @@ class World:
         cut = reason is FinishReason.LENGTH and request.num_tokens >= self.shortest_limit
         assert request.output_ids == (expected[: len(request.output_ids)] if cut else expected)
         if reason is FinishReason.STOP:
-            assert request.stop_token == expected[-1] and request.stop_token in request.params.stop_token_ids
+            assert expected[-1] in request.params.stop_token_ids
         if request.params.prompt_logprobs is not None and len(request.output_ids) > self.given[request.request_id]:
             assert self.prompt_logprobs[request.request_id] == reference_prompt_logprobs(request.prompt_ids)
         self._check_cached_tokens(request)

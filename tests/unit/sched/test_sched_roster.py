@@ -81,14 +81,14 @@ def test_blocks_go_back_when_nobody_uses_them(reason: FinishReason, in_flight: b
     assert request.finish_reason is reason
 
 
-def test_a_stop_token_is_noted() -> None:
+def test_a_stop_token_ends_a_request() -> None:
     rig = Rig()
     request = rig.run("a", sampling={"stop_token_ids": (9,)})
     request.append(8)
     assert rig.roster.end_if_due(request, 100) is None
     request.append(9)
     assert rig.roster.end_if_due(request, 100) is FinishReason.STOP
-    assert request.stop_token == 9
+    assert request.status is Status.FINISHED
 
 
 def test_what_is_too_long_ends_well_only_with_output() -> None:

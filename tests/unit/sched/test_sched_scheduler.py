@@ -97,7 +97,7 @@ def test_why_requests_end(sampling: dict[str, Any], reason: FinishReason, num_ou
     assert request.finish_reason is reason
     assert request.output_ids == reference_output((1, 2, 3), request.params)
     assert num_output in (None, len(request.output_ids))
-    assert request.stop_token == (request.output_ids[-1] if reason is FinishReason.STOP else None)
+    assert (request.output_ids[-1] in request.params.stop_token_ids) == (reason is FinishReason.STOP)
 
 
 def test_the_model_s_length_ends_a_request() -> None:
@@ -181,7 +181,7 @@ def test_finish_by_a_stop_string_ends_well() -> None:
     rig.add(request)
     rig.step()
     assert rig.scheduler.finish("a", FinishReason.STOP)
-    assert request.finish_reason is FinishReason.STOP and request.stop_token is None
+    assert request.finish_reason is FinishReason.STOP
     assert not rig.scheduler.finish("a", FinishReason.STOP)
     assert not rig.scheduler.finish("nobody", FinishReason.STOP)
     assert rig.cache.num_held == 2
