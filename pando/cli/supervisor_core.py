@@ -118,15 +118,14 @@ class Service:
     layer: int
     grace_s: float
     phase: Phase = Phase.WAITING
-    since_s: float = 0.0
     due_s: float = float("inf")
     exits_in_a_row: int = 0
     restarts: int = 0
     last_exit: str = ""
 
-    def enter(self, phase: Phase, now_s: float, due_s: float = float("inf")) -> None:
+    def enter(self, phase: Phase, due_s: float = float("inf")) -> None:
         """Change phase."""
-        self.phase, self.since_s, self.due_s = phase, now_s, due_s
+        self.phase, self.due_s = phase, due_s
 
 
 @dataclass(slots=True)
@@ -185,13 +184,13 @@ class SupervisorCore:
         return [self._start(one, now_s) for one in waiting if base_ready or one.layer == first]
 
     def _start(self, service: Service, now_s: float) -> Action:
-        service.enter(Phase.STARTING, now_s, now_s + self.limits.start_timeout_s)
+        service.enter(Phase.STARTING, now_s + self.limits.start_timeout_s)
         return Start(service.name)
 
     def _became_ready(self, service: Service, now_s: float) -> list[Action]:
         if service.phase is not Phase.STARTING:
             return []
-        service.enter(Phase.READY, now_s, now_s + self.limits.stable_after_s)
+        service.enter(Phase.READY, now_s + self.limits.stable_after_s)
         actions = self._start_waiting(now_s)
         if service.restarts:
             actions.append(Note(f"{service.name} is ready again"))
@@ -202,21 +201,21 @@ class SupervisorCore:
     def _exited(self, service: Service, code: int, now_s: float) -> list[Action]:
         service.last_exit = describe_exit(code)
         if self.stopping:
-            service.enter(Phase.STOPPED, now_s)
+            service.enter(Phase.STOPPED)
             return self._stop_next_layer(now_s)
         if not self.been_ready:
-            service.enter(Phase.FAILED, now_s)
+            service.enter(Phase.FAILED)
             return self._fail(f"{service.name} {service.last_exit} while starting", now_s)
         return self._pause(service, now_s)
 
     def _pause(self, service: Service, now_s: float) -> list[Action]:
         service.exits_in_a_row += 1
         if service.exits_in_a_row > self.limits.restart_limit:
-            service.enter(Phase.FAILED, now_s)
+            service.enter(Phase.FAILED)
             return [Note(f"{service.name} {service.last_exit}; given up after {service.exits_in_a_row} exits in a row")]
         doubled = self.limits.first_pause_s * 2.0 ** (service.exits_in_a_row - 1)
         pause_s = min(doubled, self.limits.longest_pause_s)
-        service.enter(Phase.BACKOFF, now_s, now_s + pause_s)
+        service.enter(Phase.BACKOFF, now_s + pause_s)
         return [Note(f"{service.name} {service.last_exit}; starting it again in {pause_s:g} s")]
 
     def _fail(self, reason: str, now_s: float) -> list[Action]:
@@ -255,7 +254,7 @@ class SupervisorCore:
         for service in self.services:
             service.due_s = float("inf")
             if service.phase in (Phase.WAITING, Phase.BACKOFF):
-                service.enter(Phase.STOPPED, now_s)
+                service.enter(Phase.STOPPED)
         return self._stop_next_layer(now_s)
 
     def _stop_next_layer(self, now_s: float) -> list[Action]:
@@ -264,13 +263,13 @@ class SupervisorCore:
         top = max((service.layer for service in alive), default=-1)
         asked = [service for service in alive if service.layer == top and service.phase is not Phase.STOPPING]
         for service in asked:
-            service.enter(Phase.STOPPING, now_s, now_s + service.grace_s)
+            service.enter(Phase.STOPPING, now_s + service.grace_s)
         return [Signal(service.name, kill=False) for service in asked]
 
     def _kill_all(self, now_s: float) -> list[Action]:
         alive = [service for service in self.services if service.phase in ALIVE]
         for service in alive:
-            service.enter(Phase.STOPPING, now_s)
+            service.enter(Phase.STOPPING)
         return [Signal(service.name, kill=True) for service in alive]
 
 
