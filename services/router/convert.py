@@ -147,10 +147,8 @@ def info_from_pb(message: worker_pb2.GetInfoResponse) -> Info:
     return Info(
         worker_id=message.worker_id,
         incarnation=message.incarnation,
-        roles=tuple(message.roles),
         identity=Identity(identity.namespace, identity.numerics_id, identity.block_bytes, identity.block_size),
         max_model_len=message.max_model_len,
-        num_blocks=message.num_blocks,
         transports=tuple(endpoint.driver for endpoint in message.endpoints),
         pid=message.pid,
     )
@@ -167,7 +165,6 @@ def stats_from_pb(message: worker_pb2.GetStatsResponse) -> Stats:
         blocks_cached=message.blocks_cached,
         blocks_held=message.blocks_held,
         engine_step_age_s=message.engine_step_age_s,
-        prefill_tokens_per_s=message.prefill_tokens_per_s,
         draining=message.draining,
     )
 

@@ -50,10 +50,8 @@ class Info:
 
     worker_id: str
     incarnation: int
-    roles: tuple[str, ...]
     identity: Identity
     max_model_len: int
-    num_blocks: int
     transports: tuple[str, ...]
     pid: int
 
@@ -70,7 +68,6 @@ class Stats:
     blocks_cached: int = 0
     blocks_held: int = 0
     engine_step_age_s: float = 0.0
-    prefill_tokens_per_s: float = 0.0
     draining: bool = False
 
 

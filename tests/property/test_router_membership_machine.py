@@ -26,7 +26,7 @@ OTHER = replace(IDENTITY, numerics_id="amx")
 
 
 def info(record: Record, identity: Identity) -> Info:
-    return Info(record.worker_id, record.incarnation, record.roles, identity, 100, 10, ("shm",), 1)
+    return Info(record.worker_id, record.incarnation, identity, 100, ("shm",), 1)
 
 
 KEYS = [("a", 1), ("a", 2), ("b", 1), ("c", 1)]

@@ -26,7 +26,7 @@ PREFILL = Record("p", 1, "h:2", ("prefill",))
 
 
 def info(record: Record, identity: Identity = IDENTITY, max_model_len: int = 100) -> Info:
-    return Info(record.worker_id, record.incarnation, record.roles, identity, max_model_len, 10, ("shm",), 1)
+    return Info(record.worker_id, record.incarnation, identity, max_model_len, ("shm",), 1)
 
 
 def joined(*records: Record) -> Membership:
