@@ -33,7 +33,6 @@ class DriverCounters:
     """What one driver has done since start; `seconds` sums the time of all reads, failed ones included."""
 
     reads: int = 0
-    extents: int = 0
     bytes: int = 0
     errors: int = 0
     seconds: float = 0.0
@@ -167,7 +166,6 @@ class TransportSet:
             counters.errors += 1
             raise
         else:
-            counters.extents += len(reads)
             counters.bytes += sum(read.source.length for read in reads)
         finally:
             counters.seconds += time.monotonic() - began_at
