@@ -11,7 +11,6 @@ import grpc
 from common.base.errors import Leg
 from common.rpc.errors import from_rpc_error
 from pando.v1 import inference_pb2, types_pb2, worker_pb2, worker_pb2_grpc
-from tests.support.tiny_model import END
 
 FIRST_ID, LAST_ID = 2, 257
 """Ids of single bytes in the tiny vocabulary: any sequence of them is a prompt."""
@@ -124,8 +123,3 @@ class DecodeClient:
             output.add(frame)
         assert output.last.finish_reason
         return output
-
-
-def end_now(position_free: int = END) -> dict[str, object]:
-    """Sampling fields that make the end token certain."""
-    return {"logit_bias": {position_free: 100.0}}

@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -56,12 +55,6 @@ class Reply:
     def has_typed_end(self) -> bool:
         """Exactly one of: a whole answer, a status with an error code, an error event."""
         return not self.lost and bool(self.finish) != bool(self.error)
-
-    @property
-    def longest_gap_s(self) -> float:
-        """The longest silence from sending the request to its end."""
-        times = [self.began_s, *self.times_s, self.ended_s]
-        return max(later - earlier for earlier, later in pairwise(times))
 
 
 @dataclass(slots=True)
