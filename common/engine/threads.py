@@ -1,8 +1,8 @@
 """How many threads an engine computes with, and how they wait.
 
 Several worker processes share few cores. OpenMP threads that spin while they wait steal those cores from the others
-and a step can take many times as long, so the launcher must start workers with `OPENMP_ENVIRONMENT` (OpenMP reads it
-when it is loaded, which is too late from inside the process).
+and a step can take many times as long, so whoever starts a worker sets OMP_WAIT_POLICY=PASSIVE (OpenMP reads it when
+it is loaded, which is too late from inside the process).
 """
 
 from __future__ import annotations
@@ -10,9 +10,6 @@ from __future__ import annotations
 import os
 
 import torch
-
-OPENMP_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
-"""Environment variables a worker process must be started with."""
 
 
 def apply_thread_settings(num_threads: int) -> list[str]:
