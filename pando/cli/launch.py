@@ -27,12 +27,11 @@ REFUSED = {
     "trust-remote-code": "code from a model folder is never run",
     "random-seed": "seeds belong to requests: send `seed` in the request body",
     "api-key": "there is no authentication yet: put a proxy in front",
-    "chat-template": "the template comes from the model folder's tokenizer_config.json",
+    "chat-template": "the template comes from the model folder: chat_template.jinja or tokenizer_config.json",
     "tokenizer-path": "the tokenizer comes from the model folder",
     "disable-radix-cache": "prefix reuse is always on; send different `cache_salt` values to keep requests apart",
     "dp-size": "start more workers with pando up --profile unified --decode-workers N",
     "pp-size": "pipeline parallelism is not there",
-    "disaggregation-mode": "pando up --profile pd starts prefill and decode workers",
     "enable-hierarchical-cache": "the host memory tier is not there yet",
 }
 REFUSED_PREFIXES = {
