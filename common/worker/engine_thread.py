@@ -7,14 +7,11 @@ step is readable from any thread, so that the heartbeat can tell a stalled engin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from common.base.clock import Clock, monotonic
 from common.sched.plan import StepPlan, StepResult
-
-T = TypeVar("T")
 
 
 class Runner(Protocol):
@@ -42,13 +39,9 @@ class EngineThread:
         """Run a plan and wait for its result; raises what the engine raises."""
         self._step_began_s = self._clock()
         try:
-            return await self.call(lambda: self._runner.step(plan))
+            return await asyncio.get_running_loop().run_in_executor(self._executor, self._runner.step, plan)
         finally:
             self._step_began_s = None
-
-    async def call(self, work: Callable[[], T]) -> T:
-        """Run other work that needs the tensors (loading, warm-up) on the engine thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
     def close(self) -> None:
         """Wait for the running step and end the thread."""
