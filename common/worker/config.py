@@ -24,7 +24,7 @@ class WorkerConfig(Section):
     roles: str = Field("", description="comma list of prefill, decode; empty: the service's own")
     dtype: str = Field("auto", pattern="^(auto|bf16|fp16|fp32)$", description="compute dtype; auto: the model's")
     kv_cache_dtype: str = Field("auto", description="dtype of cached KV: auto (the compute dtype), bf16, fp16, fp32")
-    attention_backend: str = Field("auto", description="auto, cpu, torch_ref or flashinfer")
+    attention_backend: str = Field("auto", description="auto (cpu where its kernels are built), cpu or torch_ref")
     block_size: int = Field(16, ge=1, le=256, description="tokens per KV block")
     mem_fraction_static: float = Field(
         0.4, gt=0, le=0.95, description="share of the memory available at start that KV pools may take on this host"
