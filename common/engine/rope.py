@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float32]
 
 def rope_table(config: ModelConfig) -> tuple[Tensor, Tensor]:
     """Return fp32 (cos, sin), each [max_position, head_dim / 2], the attention factor included."""
-    inv_freq, scale = _frequencies(config.rope, config.head_dim, config.max_position)
+    inv_freq, scale = _frequencies(config.rope, config.head_dim)
     positions = np.arange(config.max_position, dtype=np.float32)
     angles = np.outer(positions, inv_freq).astype(np.float64)
     cos = (np.cos(angles).astype(np.float32) * np.float32(scale)).astype(np.float32)
@@ -30,7 +30,7 @@ def rope_table(config: ModelConfig) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(cos), torch.from_numpy(sin)
 
 
-def _frequencies(rope: RopeConfig, dim: int, max_position: int) -> tuple[Floats, float]:
+def _frequencies(rope: RopeConfig, dim: int) -> tuple[Floats, float]:
     """Inverse frequencies [dim / 2] and the factor on cos and sin."""
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     base = (np.float32(1.0) / np.power(np.float32(rope.theta), exponents)).astype(np.float32)

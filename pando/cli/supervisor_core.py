@@ -151,7 +151,7 @@ class SupervisorCore:
             case Exited(name, code):
                 return self._exited(self._find(name), code, now_s)
             case StopAsked():
-                return self._stop(now_s) if not self.stopping else self._kill_all(now_s)
+                return self._stop(now_s) if not self.stopping else self._kill_all()
 
     @property
     def state(self) -> str:
@@ -266,7 +266,7 @@ class SupervisorCore:
             service.enter(Phase.STOPPING, now_s + service.grace_s)
         return [Signal(service.name, kill=False) for service in asked]
 
-    def _kill_all(self, now_s: float) -> list[Action]:
+    def _kill_all(self) -> list[Action]:
         alive = [service for service in self.services if service.phase in ALIVE]
         for service in alive:
             service.enter(Phase.STOPPING)

@@ -50,7 +50,7 @@ class CpuAttention:
             "kv_page_indices": batch.kv_page_indices,
             "kv_lens": batch.kv_lens,
         }
-        self._held = list(arrays.values())
+        self._held = list(arrays.values())  # keeps alive what the kernel has the addresses of
         for name, array in arrays.items():
             setattr(self._args, name, array.ctypes.data)
         self._args.num_sequences = len(batch.kv_last_page_len)
