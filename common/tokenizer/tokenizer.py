@@ -3,7 +3,8 @@
 Only byte-level BPE is served (Llama 3, Qwen, SmolLM, GPT-2 style): there every token *is* a fixed string of bytes, so
 the text of any token sequence is the concatenation of `token_bytes`, decoded. Streaming, logprobs and grammar masks
 rest on that. Other decoders (Metaspace, WordPiece) give a token a text that depends on its neighbours and are refused
-at load. Instances are immutable and may be used from several threads at once.
+at load. Instances are immutable and may be used from several threads at once; a long text keeps nobody else from
+running meanwhile.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Tokenizer:
         added = inner.get_added_tokens_decoder()
         self._special_ids = frozenset(index for index, token in added.items() if token.special)
         self._bytes = _token_table(inner, added.keys())
+        self._max_token_bytes = max(map(len, self._bytes), default=0) if _keeps_all_bytes(inner) else None
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -72,10 +74,15 @@ class Tokenizer:
             InvalidRequest: the text holds lone surrogates, which no encoding can carry.
         """
         try:
-            ids: list[int] = self._inner.encode(text, add_special_tokens=add_special).ids
+            # the plain `encode` would hold the interpreter's lock to the end
+            ids: list[int] = self._inner.encode_batch_fast([text], add_special_tokens=add_special)[0].ids
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidRequest("the text is not valid Unicode", reason="invalid_unicode", param="prompt") from error
         return ids
+
+    def min_tokens(self, text: str) -> int:
+        """A number of tokens that `text` surely has at least, found without encoding it; may be 0."""
+        return -(-len(text.encode()) // self._max_token_bytes) if self._max_token_bytes else 0
 
     def decode(self, ids: Iterable[int], skip_special: bool) -> str:
         """Return the text of `ids`; bytes that are no valid UTF-8 become U+FFFD, unknown ids nothing."""
@@ -85,6 +92,12 @@ class Tokenizer:
     def token_bytes(self, index: int) -> bytes:
         """Return the exact bytes of token `index` (UTF-8 of an added token's spelling; empty for an unknown id)."""
         return self._bytes[index] if 0 <= index < len(self._bytes) else b""
+
+
+def _keeps_all_bytes(inner: tokenizers.Tokenizer) -> bool:
+    """Whether every byte of a text ends up in some token: nothing normalises, drops or strips."""
+    strips = any(token.lstrip or token.rstrip for token in inner.get_added_tokens_decoder().values())
+    return inner.normalizer is None and not strips and inner.get_vocab().keys() >= _byte_level_alphabet().keys()
 
 
 def _token_table(inner: tokenizers.Tokenizer, added: Collection[int]) -> list[bytes]:

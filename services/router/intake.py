@@ -52,7 +52,7 @@ class Intake:
 
     def _build(self, wish: Wish, request_id: str, deadline_s: float) -> Job:
         assert wish.prompt is not None, "checked by the caller"
-        prompt_ids = self._model.token_ids(wish.prompt)
+        prompt_ids = self._model.token_ids(wish.prompt, max_tokens=self.max_model_len)
         budget = output_budget(wish, len(prompt_ids), self.max_model_len, self._limits, self._strict_context)
         identity = self._membership.identity
         if identity is None:

@@ -17,6 +17,7 @@ from common.base.model_config import ModelConfig, load_model_config
 from common.tokenizer.chat_template import ChatTemplate
 from common.tokenizer.tokenizer import Tokenizer
 from services.router.job import Chat, Prompt
+from services.router.validation import CONTEXT_LENGTH_EXCEEDED, num_chat_chars
 
 T = TypeVar("T")
 
@@ -56,11 +57,24 @@ class Model:
         """The text that is tokenised. Raises InvalidRequest."""
         return self.render(prompt) if isinstance(prompt, Chat) else prompt
 
-    def token_ids(self, prompt: Prompt, add_special: bool = True) -> list[int]:
-        """The tokens of a prompt; a rendered chat brings its own special tokens. Raises InvalidRequest."""
+    def token_ids(self, prompt: Prompt, add_special: bool = True, max_tokens: int | None = None) -> list[int]:
+        """The tokens of a prompt; a rendered chat brings its own special tokens.
+
+        Raises:
+            InvalidRequest: the template refuses, or the text surely has more than `max_tokens` tokens.
+        """
         if isinstance(prompt, tuple):
             return list(prompt)
-        return self.tokenizer.encode(self.text_of(prompt), add_special and isinstance(prompt, str))
+        text = self.text_of(prompt)
+        least = self.tokenizer.min_tokens(text)
+        if max_tokens is not None and least > max_tokens:
+            raise InvalidRequest(
+                f"This model's maximum context length is {max_tokens} tokens, "
+                f"but the request has at least {least} prompt tokens.",
+                reason=CONTEXT_LENGTH_EXCEEDED,
+                param="messages" if isinstance(prompt, Chat) else "prompt",
+            )
+        return self.tokenizer.encode(text, add_special and isinstance(prompt, str))
 
 
 class PromptPool:
@@ -83,6 +97,4 @@ class PromptPool:
 
 def prompt_size(prompt: Prompt) -> int:
     """Characters of a prompt, or its number of tokens: how much work it will be."""
-    if isinstance(prompt, Chat):
-        return sum(len(message.get("content") or "") for message in prompt.messages)
-    return len(prompt)
+    return num_chat_chars(prompt) if isinstance(prompt, Chat) else len(prompt)

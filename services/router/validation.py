@@ -7,7 +7,8 @@ Pure: values in, InvalidRequest out. Form (types, JSON) was checked before; what
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from common.base.errors import InvalidRequest
 from common.sched.params import SamplingParams
@@ -15,6 +16,7 @@ from services.router.config import LimitsConfig
 from services.router.job import Chat, Wish
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+_MESSAGE_CHARS = 16
 _MAX_PENALTY = 2.0
 _MAX_BIAS = 100.0
 
@@ -113,15 +115,49 @@ def _check_prompt(wish: Wish, limits: LimitsConfig, vocab_size: int) -> None:
 
 
 def check_messages(chat: Chat, limits: LimitsConfig) -> None:
-    """Check number and length of a conversation's messages, and its template variables. Raises InvalidRequest."""
+    """Check number and length of a conversation's messages, its tools and template variables. Raises InvalidRequest."""
     count = len(chat.messages)
     _require(count > 0, "messages", "messages must not be empty")
     _require(count <= limits.max_messages, "messages", f"{count} messages; at most {limits.max_messages}")
-    num_bytes = sum(len((message.get("content") or "").encode()) for message in chat.messages)
-    _require(num_bytes <= limits.max_prompt_bytes, "messages", f"longer than {limits.max_prompt_bytes} bytes")
     refused = sorted(chat.template_kwargs.keys() - set(limits.chat_template_kwargs))
     allowed = ", ".join(limits.chat_template_kwargs)
     _require(not refused, "chat_template_kwargs", f"unknown template variable {refused[:1]}; allowed: {allowed}")
+    for param, value in (
+        ("messages", _told(chat)),
+        ("tools", chat.tools),
+        ("chat_template_kwargs", chat.template_kwargs),
+    ):
+        _require(_num_bytes(value) <= limits.max_prompt_bytes, param, f"longer than {limits.max_prompt_bytes} bytes")
+
+
+def num_chat_chars(chat: Chat) -> int:
+    """Characters that the template of a conversation may print, names, tools and variables included, at least 16 a
+    message: how much work it will be."""
+    texts = _texts((_told(chat), chat.tools, chat.template_kwargs))
+    return sum(map(len, texts)) + _MESSAGE_CHARS * len(chat.messages)
+
+
+def _told(chat: Chat) -> list[Any]:
+    """What messages say: the values of their fields, but for the role, which is one of a few words."""
+    return [value for message in chat.messages for name, value in message.items() if name != "role"]
+
+
+def _num_bytes(value: Any) -> int:
+    return sum(len(text.encode()) for text in _texts(value))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All strings in plain data, keys of objects included."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, Mapping):
+            left += one.keys()
+            left += one.values()
+        elif isinstance(one, list | tuple):
+            left += one
 
 
 def check_text(text: str, limits: LimitsConfig) -> None:

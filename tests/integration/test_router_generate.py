@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from common.kv.hashing import block_hashes, prefix_root
 from common.rpc.convert import split_hashes
 from common.rpc.errors import METADATA_KEY
+from common.tokenizer.tokenizer import Tokenizer
 from pando.v1 import inference_pb2, types_pb2
 from services.router.config import LimitsConfig
 from tests.support.fake_worker import BLOCK_SIZE, FakeWorker, Fault, identity
@@ -286,3 +287,14 @@ async def test_health_needs_both_roles(model_dir: Path) -> None:
 async def health(made: Bench) -> int:
     stub = health_pb2_grpc.HealthStub(made.channel)
     return (await stub.Check(health_pb2.HealthCheckRequest())).status
+
+
+async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench(model_dir) as made:
+        monkeypatch.setattr(Tokenizer, "encode", lambda *_: pytest.fail("encoded"))
+        code, detail = await failure(made, text_request(text="1" * 1_000_000))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert (detail.reason, detail.param) == ("context_length_exceeded", "prompt")
+        assert "at least" in detail.message

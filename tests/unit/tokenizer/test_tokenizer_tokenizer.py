@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 import tokenizers
@@ -103,3 +104,38 @@ def test_a_token_outside_the_alphabet_means_itself() -> None:
     inner.decoder = tokenizers.decoders.ByteLevel()
     tokenizer = Tokenizer(inner)
     assert [tokenizer.token_bytes(index) for index in range(4)] == [b" a", b"a b", "日".encode(), b"\xe9"]
+
+
+def test_a_long_text_stops_nobody_else(tokenizer: Tokenizer) -> None:
+    begun, done = Event(), Event()
+
+    def encode() -> None:
+        begun.set()
+        tokenizer.encode("1 " * 300_000, add_special=False)
+        done.set()
+
+    thread = Thread(target=encode)
+    thread.start()
+    begun.wait()
+    num_turns = 0
+    while not done.wait(0.001):
+        num_turns += 1
+    thread.join()
+    assert num_turns > 20, f"{num_turns} turns of this thread while another one encoded"
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "  " * 50, "\n\n", "hel" * 40, "<tool>" * 9, "\U0001f642" * 30])
+def test_a_text_has_at_least_min_tokens(tokenizer: Tokenizer, text: str) -> None:
+    assert tokenizer.min_tokens(text) <= len(tokenizer.encode(text, add_special=False))
+    assert tokenizer.min_tokens(text * 1000) >= len(text.encode()) * 100
+
+
+def test_min_tokens_promises_nothing_where_bytes_may_vanish(tmp_path: Path) -> None:
+    tiny_tokenizer(tmp_path)
+    inner = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert Tokenizer(inner).min_tokens("x" * 100) > 0
+    inner.normalizer = tokenizers.normalizers.NFC()
+    assert Tokenizer(inner).min_tokens("x" * 100) == 0
+    stripping = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    stripping.add_tokens([tokenizers.AddedToken("<greedy>", rstrip=True)])
+    assert Tokenizer(stripping).min_tokens("x" * 100) == 0
