@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+END_S = 2.0
+"""What a service may take to end once its drain time is over."""
 REGISTRY_LAYER, WORKER_LAYER, ROUTER_LAYER, GATEWAY_LAYER = range(4)
 COMPUTE_ENVIRONMENT = {
     # Several processes share the cores: a thread that spins while it waits takes another worker's step.
@@ -47,7 +49,7 @@ class ServiceSpec:
     argv: tuple[str, ...]
     layer: int
     probe: Probe
-    grace_s: float = 12.0
+    grace_s: float
     """Seconds between SIGTERM and SIGKILL."""
 
 
@@ -85,6 +87,7 @@ class ClusterOptions:
         registry_address: host:port of the embedded registry.
         worker_flags, router_flags, gateway_flags: further flags of these services.
         settings: (section, key, value) for all services.
+        drain_s: how long the services drain, by the settings that they will read.
     """
 
     python: str
@@ -102,7 +105,13 @@ class ClusterOptions:
     router_flags: tuple[str, ...] = ()
     gateway_flags: tuple[str, ...] = ()
     settings: tuple[tuple[str, str, str], ...] = ()
+    drain_s: float = 10.0
     start_timeout_s: float = 120.0
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds between SIGTERM and SIGKILL for a service that drains."""
+        return self.drain_s + END_S
 
 
 def build_spec(options: ClusterOptions) -> ClusterSpec:
@@ -149,6 +158,7 @@ def _workers(options: ClusterOptions) -> list[ServiceSpec]:
             (options.python, "-m", f"services.{service}", "--worker-id", name, *shared),
             WORKER_LAYER,
             Probe("log"),
+            options.grace_s,
         )
         for service, name in names
     ]
@@ -157,10 +167,10 @@ def _workers(options: ClusterOptions) -> list[ServiceSpec]:
 def _router(options: ClusterOptions) -> ServiceSpec:
     flags = ("--host", "127.0.0.1", "--port", str(options.router_port), "--model-path", options.model_path)
     argv = (options.python, "-m", "services.router", *flags, "--registry.url", options.registry, *options.router_flags)
-    return ServiceSpec("router", argv, ROUTER_LAYER, Probe("log"))
+    return ServiceSpec("router", argv, ROUTER_LAYER, Probe("log"), options.grace_s)
 
 
 def _gateway(options: ClusterOptions, router: str, url: str) -> ServiceSpec:
     flags = ("--host", options.host, "--port", str(options.port), "--router-address", router, *options.gateway_flags)
     argv = (options.python, "-m", "services.gateway", *flags)
-    return ServiceSpec("gateway", argv, GATEWAY_LAYER, Probe("http", f"{url}/ready"))
+    return ServiceSpec("gateway", argv, GATEWAY_LAYER, Probe("http", f"{url}/ready"), options.grace_s)

@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Literal
 
 import orjson
+from pydantic_settings import SettingsError
 from rich.console import Console
 
+from common.base.config import ConfigError, Settings, load
 from pando.cli.cluster_spec import ClusterOptions, ClusterSpec, build_spec
 from pando.cli.errors import BAD_INPUT, FAILED, CliError
 from pando.cli.flags import Setting
@@ -107,9 +109,23 @@ def make_spec(request: UpRequest, folder: RunFolder) -> ClusterSpec:
             worker_flags=request.worker_flags,
             router_flags=request.router_flags,
             settings=request.settings,
+            drain_s=drain_s(request.settings),
             start_timeout_s=request.start_timeout_s,
         )
     )
+
+
+def drain_s(settings: Sequence[Setting]) -> float:
+    """Seconds that the services will drain, by the flags given here and the configuration that all of them read.
+
+    Raises:
+        CliError: a time limit is wrong.
+    """
+    flags = [f"--timeouts.{key.replace('_', '-')}={value}" for section, key, value in settings if section == "timeouts"]
+    try:
+        return load(Settings, flags, "pando up").timeouts.scaled().drain_s
+    except (ConfigError, SettingsError) as error:
+        raise CliError(str(error), code=BAD_INPUT) from error
 
 
 def check_model(path: Path) -> None:

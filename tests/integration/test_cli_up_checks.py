@@ -16,7 +16,7 @@ from pando.cli.errors import BAD_INPUT, CliError
 from pando.cli.ports import claim, free_port
 from pando.cli.processes import ProcessId
 from pando.cli.run_folder import ClusterState, RunFolder, RunLock, prometheus_targets
-from pando.cli.up import UpRequest, check_model, down, make_spec, up
+from pando.cli.up import UpRequest, check_model, down, drain_s, make_spec, up
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -86,6 +86,22 @@ def test_a_host_off_loopback_is_refused(model: Path, folder: RunFolder):
 def test_no_worker_is_refused(model: Path, folder: RunFolder):
     with pytest.raises(CliError, match="at least one worker"):
         make_spec(UpRequest(model, port=0, router_port=0, decode_workers=0), folder)
+
+
+def test_services_get_the_time_to_drain_that_they_read_themselves(
+    model: Path, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PANDO_TIMEOUTS__DRAIN_S", "7")
+    assert drain_s(()) == 7
+    settings = (("timeouts", "scale", "2"), ("timeouts", "drain_s", "30"), ("worker", "port", "0"))
+    spec = make_spec(
+        UpRequest(model, port=0, router_port=0, registry="redis://127.0.0.1:1/0", settings=settings), folder
+    )
+    assert min(one.grace_s for one in spec.services) > 60
+    for key, value in (("drain_s", "soon"), ("no_such", "1")):
+        with pytest.raises(CliError, match=key.replace("_", ".")) as caught:
+            drain_s((("timeouts", key, value),))
+        assert caught.value.code == BAD_INPUT
 
 
 def test_a_run_folder_that_cannot_be_made(tmp_path: Path):

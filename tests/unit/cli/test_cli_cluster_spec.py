@@ -104,6 +104,11 @@ def test_settings_reach_every_service_as_environment(monkeypatch: pytest.MonkeyP
     assert parse(service(spec, "gateway").argv).log.level == "debug"
 
 
+def test_services_are_killed_only_after_their_drain_time():
+    spec = build_spec(replace(OPTIONS, drain_s=60.0))
+    assert {one.name: one.grace_s for one in spec.services if one.grace_s < 61} == {"registry": 5.0}
+
+
 def test_survives_json():
     spec = build_spec(OPTIONS)
     assert ClusterSpec.from_json(orjson.loads(orjson.dumps(spec.to_json()))) == spec
