@@ -101,6 +101,7 @@ class DecodeServicer(worker_pb2_grpc.DecodeServiceServicer):
             return usage
         usage.cached_tokens.CopyFrom(cached_tokens_to_pb(request))
         usage.prefill_worker = self._state.worker_id
+        usage.transfer_bytes = job.fetched_bytes
         if request.first_scheduled_s is not None and first_s is not None:
             usage.queue_s = request.first_scheduled_s - request.arrival_s
             usage.prefill_s = first_s - request.first_scheduled_s

@@ -41,6 +41,7 @@ class Job:
         sent_chars: text that earlier attempts sent.
         handoff: state of the handoff, once there is one.
         landed_s: when all KV was here after a handoff.
+        fetched_bytes: KV read from a peer without a handoff.
     """
 
     request: Request
@@ -50,6 +51,7 @@ class Job:
     sent_chars: int
     handoff: Handoff | None = None
     landed_s: float | None = None
+    fetched_bytes: int = 0
     stream: OutputStream = field(init=False)
 
 
@@ -142,7 +144,7 @@ class Generator:
                 reservation = core.reserve(request, job.stream)
             if source is not None and reservation is not None:
                 num_cached = reservation.num_cached_blocks
-                return self._feed(request, lambda: self._fetch_prefix(request, source, num_cached))
+                return self._feed(request, lambda: self._fetch_prefix(job, source, num_cached))
         core.add(request, job.stream)
         return None
 
@@ -173,9 +175,10 @@ class Generator:
 
         return asyncio.create_task(feed())
 
-    async def _fetch_prefix(self, request: Request, source: Source, num_here: int) -> None:
-        core = self._core
+    async def _fetch_prefix(self, job: Job, source: Source, num_here: int) -> None:
+        core, request = self._core, job.request
         num_landed = await self._peers.fetch(source, request, num_here, lambda num: core.landed(request, num))
+        job.fetched_bytes = (num_landed - num_here) * self._receiver.identity.block_bytes
         core.fetched(request, num_here, num_landed)
         core.resume(request, None)
 

@@ -118,7 +118,7 @@ async def test_a_prefix_comes_from_a_peer(client: DecodeClient, cold: DecodeClie
     output = await client.generate(request_of("borrower", prompt, sources=[source]))
     assert_same(output, reference)
     assert output.usage.cached_tokens.peer == 18 * BLOCK
-    assert fleet.moved(fleet.decode) - before == 18 * 8192
+    assert output.usage.transfer_bytes == fleet.moved(fleet.decode) - before == 18 * 8192
 
 
 async def test_a_source_that_has_less_or_is_gone_costs_a_recompute(
