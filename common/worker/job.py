@@ -9,8 +9,8 @@ from math import isfinite
 
 from common.base.errors import InvalidRequest, LayoutMismatch
 from common.base.model_config import ModelConfig
-from common.kv.hashing import HASH_BYTES, prefix_root
-from common.rpc.convert import sampling_from_pb, split_hashes
+from common.kv.hashing import block_hashes, prefix_root
+from common.rpc.convert import join_hashes, sampling_from_pb
 from common.sched.params import SamplingParams
 from common.sched.request import Request
 from pando.v1 import types_pb2, worker_pb2
@@ -97,16 +97,19 @@ def request_from_pb(message: worker_pb2.WorkerRequest, limits: Limits, arrival_s
     _check_sampling(params, limits)
     if params.max_tokens <= len(outputs):
         raise InvalidRequest("max_tokens is reached already", param="max_tokens")
-    if len(message.prefix_hashes) > len(prompt) // limits.block_size * HASH_BYTES:
-        raise InvalidRequest("more prefix hashes than full blocks", param="prefix_hashes")
+    root = prefix_root(limits.block_size, message.cache_salt)
+    hashes = block_hashes(root, prompt, limits.block_size)
+    # They choose the KV that is reused: a wrong one would be wrong tokens. Computing them again costs 0.1 us a token.
+    if not join_hashes(hashes).startswith(message.prefix_hashes):
+        raise InvalidRequest("the prefix hashes are not those of this prompt", param="prefix_hashes")
     return Request(
         request_id=message.request_id,
         prompt_ids=prompt,
         output_ids=outputs,
         params=params if params.ignore_eos else _with_stop_tokens(params, limits.eos_token_ids),
-        root=prefix_root(limits.block_size, message.cache_salt),
+        root=root,
         block_size=limits.block_size,
-        prompt_hashes=split_hashes(message.prefix_hashes),
+        prompt_hashes=hashes,
         seed=message.sampling.seed,
         choice=message.choice,
         priority=message.priority,

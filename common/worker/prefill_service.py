@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 from common.base.clock import Clock
 from common.base.errors import InvalidRequest
+from common.rpc.errors import about
 from common.rpc.server import Context
 from common.worker.handoff_sender import HandoffSender
 from common.worker.job import Limits, request_from_pb
@@ -33,13 +34,14 @@ class PrefillServicer(worker_pb2_grpc.PrefillServiceServicer):
         if opening is None or opening.WhichOneof("message") != "start":
             raise InvalidRequest("a handoff opens with start")
         start = opening.start
-        self._state.identity.check(start.identity)
-        request = request_from_pb(start.request, self._limits, self._clock())
-        sources = sources_from_pb(start.sources)
-        async with aclosing(self._sender.serve(request, start.num_blocks_held, sources)) as messages:
-            async for message in messages:
-                yield message
-                if message.WhichOneof("message") == "first_token":
-                    # In here, so that the loans live until decode has read everything and half-closes.
-                    async for _ in request_iterator:
-                        pass
+        with about(start.request.request_id):
+            self._state.identity.check(start.identity)
+            request = request_from_pb(start.request, self._limits, self._clock())
+            sources = sources_from_pb(start.sources)
+            async with aclosing(self._sender.serve(request, start.num_blocks_held, sources)) as messages:
+                async for message in messages:
+                    yield message
+                    if message.WhichOneof("message") == "first_token":
+                        # In here, so that the loans live until decode has read everything and half-closes.
+                        async for _ in request_iterator:
+                            pass

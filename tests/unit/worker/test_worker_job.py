@@ -54,6 +54,8 @@ def test_ignore_eos() -> None:
     assert request.params.stop_token_ids == (9,)
 
 
+HASHES = block_hashes(prefix_root(4, ""), [5, 6, 7, 8], 4)
+
 REFUSED: dict[str, tuple[worker_pb2.WorkerRequest, str]] = {
     "no prompt": (message(prompt_token_ids=[]), "prompt"),
     "no id": (message(request_id=""), "request_id"),
@@ -63,7 +65,10 @@ REFUSED: dict[str, tuple[worker_pb2.WorkerRequest, str]] = {
     "no room": (message(prompt_token_ids=[5] * 49, output_token_ids=[5]), "prompt"),
     "no token left": (message({"max_tokens": 1}, output_token_ids=[5]), "max_tokens"),
     "max_tokens 0": (message({"max_tokens": 0}), "max_tokens"),
-    "too many hashes": (message(prefix_hashes=bytes(64)), "prefix_hashes"),
+    "too many hashes": (message(prefix_hashes=join_hashes(HASHES) + bytes(32)), "prefix_hashes"),
+    "hashes of another prompt": (message(prompt_token_ids=[5, 6, 7, 9], prefix_hashes=HASHES[0]), "prefix_hashes"),
+    "hashes of another tenant": (message(cache_salt="b", prefix_hashes=HASHES[0]), "prefix_hashes"),
+    "torn hash": (message(prefix_hashes=bytes(31)), "prefix_hashes"),
     "bias outside the vocabulary": (message({"logit_bias": {211: 1.0}}), "logit_bias"),
     "bias not finite": (message({"logit_bias": {5: float("nan")}}), "logit_bias"),
     "stop token outside the vocabulary": (message({"stop_token_ids": [4000]}), "stop_token_ids"),
