@@ -12,6 +12,10 @@ from common.base.errors import InvalidRequest
 from common.base.logging import get_logger
 from services.gateway.errors import BodyTooLarge
 
+_DISCARD_FACTOR = 4
+"""A body up to this many times the limit is read before it is refused."""
+
+_MAX_LENGTH_DIGITS = 19
 _MAX_NAMES = 256
 _MAX_NAME_CHARS = 64
 
@@ -47,22 +51,35 @@ class UnknownFields:
 async def read_body(request: Request, limit: int) -> bytes:
     """The whole body.
 
+    A body that is too large is read to its end within reason and thrown away: many clients look for an answer only
+    after they have sent everything, and a connection that closes before that hides it from them.
+
     Raises:
         BodyTooLarge: more than `limit` bytes, by its Content-Length or as they came.
         ClientDisconnect: the client left while sending.
     """
     too_large = BodyTooLarge(f"the request body is larger than {limit} bytes")
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit:
+    num_declared = _content_length(request)
+    if num_declared > limit and (num_declared > _DISCARD_FACTOR * limit or "expect" in request.headers):
         raise too_large
     pieces: list[bytes] = []
     size = 0
     async for piece in request.stream():
         size += len(piece)
-        if size > limit:
+        if max(size, num_declared) <= limit:
+            pieces.append(piece)
+        elif size > _DISCARD_FACTOR * limit:
             raise too_large
-        pieces.append(piece)
+        else:
+            pieces.clear()
+    if size > limit:
+        raise too_large
     return b"".join(pieces)
+
+
+def _content_length(request: Request) -> int:
+    declared = request.headers.get("content-length", "")
+    return int(declared) if declared.isdecimal() and len(declared) <= _MAX_LENGTH_DIGITS else 0
 
 
 def parse(model: type[B], raw: bytes) -> B:

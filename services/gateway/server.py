@@ -13,6 +13,7 @@ import uvicorn
 from common.base.errors import Draining, Leg
 from services.gateway.app import Gateway
 from services.gateway.config import GatewayConfig
+from services.gateway.http_protocol import GatewayProtocol
 
 _LAST_BYTES_S = 2
 """Seconds for the error events of a drain to leave; then connections are cut."""
@@ -56,7 +57,7 @@ class HttpServer:
         self._server = _Server(
             uvicorn.Config(
                 gateway.app,
-                http="httptools",
+                http=GatewayProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

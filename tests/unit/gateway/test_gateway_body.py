@@ -8,9 +8,11 @@ from typing import Any
 import orjson
 import pytest
 import structlog
+from starlette.requests import Request
 
 from common.base.errors import InvalidRequest, PandoError, Unsupported
-from services.gateway.body import UnknownFields, dump_json, param_of, parse
+from services.gateway.body import UnknownFields, dump_json, param_of, parse, read_body
+from services.gateway.errors import BodyTooLarge
 from services.gateway.native_types import GenerateBody
 from services.gateway.openai_types import ChatRequest, CompletionRequest
 
@@ -140,3 +142,39 @@ def test_unknown_fields_are_logged_once_and_bounded() -> None:
         fields.note("/c", [str(number) for number in range(10_000)])
     assert [(log["route"], log["field"]) for log in logs[:3]] == [("/a", "x"), ("/a", "y" * 64), ("/b", "x")]
     assert len(logs) == 256
+
+
+class Sender:
+    """A client that sends `num` pieces of 10 bytes, with or without saying so before."""
+
+    def __init__(self, num: int, *, declared: bool, **headers: str) -> None:
+        self.num_left = num
+        headers |= {"content-length": str(num * 10)} if declared else {}
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        self.request = Request({"type": "http", "headers": raw}, self._receive)
+
+    async def _receive(self) -> dict[str, Any]:
+        self.num_left -= 1
+        return {"type": "http.request", "body": b"0123456789", "more_body": self.num_left > 0}
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_a_body_of_the_limit_is_read(declared: bool) -> None:
+    assert await read_body(Sender(5, declared=declared).request, 50) == b"0123456789" * 5
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_a_large_body_is_read_before_it_is_refused_so_that_the_client_sees_why(declared: bool) -> None:
+    sender = Sender(20, declared=declared)
+    with pytest.raises(BodyTooLarge):
+        await read_body(sender.request, 50)
+    assert sender.num_left == 0
+
+
+async def test_a_body_far_too_large_is_not_read() -> None:
+    told, untold = Sender(1000, declared=True), Sender(1000, declared=False)
+    asking = Sender(20, declared=True, expect="100-continue")
+    for sender, num_left in ((told, 1000), (untold, 979), (asking, 20)):
+        with pytest.raises(BodyTooLarge):
+            await read_body(sender.request, 50)
+        assert sender.num_left == num_left
