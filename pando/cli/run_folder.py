@@ -116,11 +116,15 @@ class RunFolder:
             size = 0
         return path, size
 
+    def log_sizes(self) -> dict[Path, int]:
+        """The logs that are there and their sizes: what a later `last_lines` need not show."""
+        return {path: path.stat().st_size for path in self.logs.glob("*.log")}
+
     def read_state(self) -> ClusterState | None:
         """What the last supervisor wrote, or None when there is nothing that can be read."""
         try:
             return ClusterState.from_json(orjson.loads((self.path / "state.json").read_bytes()))
-        except (OSError, orjson.JSONDecodeError, KeyError, TypeError):
+        except (OSError, orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
             return None
 
     def write_state(self, state: ClusterState) -> None:
@@ -129,9 +133,17 @@ class RunFolder:
         self._replace("prometheus/targets.json", orjson.dumps(prometheus_targets(state), option=orjson.OPT_INDENT_2))
 
     def remove_state(self) -> None:
-        """Forget the cluster; the logs stay."""
-        (self.path / "state.json").unlink(missing_ok=True)
-        self._replace("prometheus/targets.json", b"[]")
+        """Forget the cluster; the logs stay.
+
+        Raises:
+            CliError: the folder cannot be written.
+        """
+        try:
+            (self.path / "state.json").unlink(missing_ok=True)
+            if (self.path / "prometheus").is_dir():
+                self._replace("prometheus/targets.json", b"[]")
+        except OSError as error:
+            raise CliError(f"{self.path} cannot be written ({error.strerror})", fix="fix its owner or disk") from error
 
     def _replace(self, name: str, content: bytes) -> None:
         temporary = self.path / f"{name}.new"

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -192,6 +192,7 @@ def _already_up(folder: RunFolder, console: Console) -> int:
 
 def run_here(spec: ClusterSpec, folder: RunFolder, console: Console) -> int:
     """Run the cluster in this process until it is stopped; returns the exit status."""
+    earlier = folder.log_sizes()
     with Progress(console) as progress:
         announced = False
 
@@ -206,12 +207,13 @@ def run_here(spec: ClusterSpec, folder: RunFolder, console: Console) -> int:
 
         code = supervise(spec, folder, show, progress.say)
     if code != 0:
-        _explain_failure(folder, console)
+        _explain_failure(folder, console, earlier)
     return code
 
 
 def run_detached(spec: ClusterSpec, folder: RunFolder, console: Console) -> int:
     """Run the cluster in a process of its own and return once it is ready (0) or has failed."""
+    earlier = folder.log_sizes()
     order = orjson.dumps({"run_dir": str(folder.path), "spec": spec.to_json()})
     with folder.open_log("supervisor")[0].open("ab") as log:
         process = subprocess.Popen(
@@ -233,7 +235,7 @@ def run_detached(spec: ClusterSpec, folder: RunFolder, console: Console) -> int:
         console.print("stopped before it was ready")
         return FAILED
     if state is None or state.state != "ready":
-        _explain_failure(folder, console)
+        _explain_failure(folder, console, earlier)
         return FAILED
     process.returncode = 0  # it lives on: this object must neither wait for it nor warn about it
     announce(state, folder, console)
@@ -265,13 +267,13 @@ def announce(state: ClusterState, folder: RunFolder, console: Console) -> None:
     console.print(f"  chat: pando chat   processes: pando status   logs: {folder.logs}", highlight=False)
 
 
-def _explain_failure(folder: RunFolder, console: Console) -> None:
-    """Say which service failed and show the end of its log."""
+def _explain_failure(folder: RunFolder, console: Console, earlier: Mapping[Path, int]) -> None:
+    """Say which service failed and show the end of its log, without what was there `earlier`."""
     state = folder.read_state()
     name = _culprit(state) if state else "supervisor"
     reason = state.failure if state and state.failure else "the supervisor ended"
     console.print(f"[red]not started[/red]: {reason}; the end of {folder.log(name)}:", highlight=False)
-    for line in last_lines(folder.log(name), _LOG_LINES):
+    for line in last_lines(folder.log(name), _LOG_LINES, earlier.get(folder.log(name), 0)):
         print(f"  {line}")
 
 
@@ -281,9 +283,11 @@ def _culprit(state: ClusterState) -> str:
     return (*failed, *slow, "supervisor")[0]
 
 
-def last_lines(path: Path, count: int) -> list[str]:
-    """The last lines of a text file; empty when it cannot be read."""
+def last_lines(path: Path, count: int, offset: int = 0) -> list[str]:
+    """The last lines of a text file from byte `offset` on (all of it when it is shorter); empty when unreadable."""
     try:
-        return path.read_text("utf-8", "replace").splitlines()[-count:]
+        content = path.read_bytes()
     except OSError:
         return []
+    new = content[offset if offset <= len(content) else 0 :]
+    return new.decode("utf-8", "replace").splitlines()[-count:]
