@@ -31,7 +31,9 @@ class Tokenizer:
         added = inner.get_added_tokens_decoder()
         self._special_ids = frozenset(index for index, token in added.items() if token.special)
         self._bytes = _token_table(inner, added.keys())
-        self._max_token_bytes = max(map(len, self._bytes), default=0) if _keeps_all_bytes(inner) else None
+        self._max_token_bytes = max(map(len, self._bytes), default=0) if _keeps_text(inner) else None
+        vocab = inner.get_vocab()
+        self._lost_bytes = bytes(byte for char, byte in _byte_level_alphabet().items() if char not in vocab)
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -82,7 +84,9 @@ class Tokenizer:
 
     def min_tokens(self, text: str) -> int:
         """A number of tokens that `text` surely has at least, found without encoding it; may be 0."""
-        return -(-len(text.encode()) // self._max_token_bytes) if self._max_token_bytes else 0
+        if not self._max_token_bytes:
+            return 0
+        return -(-len(text.encode().translate(None, self._lost_bytes)) // self._max_token_bytes)
 
     def decode(self, ids: Iterable[int], skip_special: bool) -> str:
         """Return the text of `ids`; bytes that are no valid UTF-8 become U+FFFD, unknown ids nothing."""
@@ -94,10 +98,10 @@ class Tokenizer:
         return self._bytes[index] if 0 <= index < len(self._bytes) else b""
 
 
-def _keeps_all_bytes(inner: tokenizers.Tokenizer) -> bool:
-    """Whether every byte of a text ends up in some token: nothing normalises, drops or strips."""
+def _keeps_text(inner: tokenizers.Tokenizer) -> bool:
+    """Whether every byte of a text that has a token of its own ends up in some token: nothing normalises or strips."""
     strips = any(token.lstrip or token.rstrip for token in inner.get_added_tokens_decoder().values())
-    return inner.normalizer is None and not strips and inner.get_vocab().keys() >= _byte_level_alphabet().keys()
+    return inner.normalizer is None and not strips
 
 
 def _token_table(inner: tokenizers.Tokenizer, added: Collection[int]) -> list[bytes]:

@@ -84,9 +84,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     def _tokenized(self, prompt: str | Chat, add_special: bool) -> tuple[list[int], str]:
         if isinstance(prompt, str):
-            return self._model.token_ids(prompt, add_special), ""
+            return self._model.token_ids(prompt, add_special, self._intake.max_model_len), ""
         text = self._model.render(prompt)
-        return self._model.token_ids(text, add_special=False), text
+        return self._model.token_ids(text, add_special=False, max_tokens=self._intake.max_model_len), text
 
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: Context

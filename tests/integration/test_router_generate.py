@@ -298,3 +298,5 @@ async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert (detail.reason, detail.param) == ("context_length_exceeded", "prompt")
         assert "at least" in detail.message
+        with pytest.raises(grpc.aio.AioRpcError, match="at least"):
+            await made.stub.Tokenize(inference_pb2.TokenizeRequest(text="1" * 1_000_000))

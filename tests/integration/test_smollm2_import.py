@@ -104,6 +104,12 @@ def test_ids_of_digits_from_first_principles(model: Path, tokenizer: Tokenizer) 
     assert tokenizer.encode("\n\n2", False) == [1116, 34]
 
 
+def test_a_text_too_long_is_known_without_encoding_it(tokenizer: Tokenizer) -> None:
+    for text in ("1" * 1000, "\n" + " " * 1000, "#" * 1000, "\x04\x13" * 500):
+        assert tokenizer.min_tokens(text) <= len(tokenizer.encode(text, add_special=False))
+    assert tokenizer.min_tokens("1" * 1_000_000) > 8192
+
+
 def test_ids_and_text_agree_with_transformers(tokenizer: Tokenizer, reference: Any) -> None:
     for text in TEXTS:
         ids = tokenizer.encode(text, add_special=True)

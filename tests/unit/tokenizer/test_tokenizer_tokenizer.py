@@ -139,3 +139,14 @@ def test_min_tokens_promises_nothing_where_bytes_may_vanish(tmp_path: Path) -> N
     stripping = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     stripping.add_tokens([tokenizers.AddedToken("<greedy>", rstrip=True)])
     assert Tokenizer(stripping).min_tokens("x" * 100) == 0
+
+
+def test_min_tokens_leaves_out_bytes_that_have_no_token(tmp_path: Path) -> None:
+    tiny_tokenizer(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    vocab = content["model"]["vocab"]
+    vocab["~gone~"] = vocab.pop("~")
+    tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(content)))
+    assert tokenizer.encode("~" * 1000, add_special=False) == []
+    assert tokenizer.min_tokens("~" * 1000) == 0
+    assert 0 < tokenizer.min_tokens("~" * 1000 + "x") <= len(tokenizer.encode("~" * 1000 + "x", add_special=False))
