@@ -12,12 +12,13 @@ from contextlib import aclosing
 from typing import Any, TypeAlias
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from common.base.config import TimeoutsConfig
-from common.base.errors import Internal, PandoError
+from common.base.errors import Internal, InvalidRequest, PandoError
 from common.base.logging import get_logger
 from common.rpc.channel import keepalive_options
 from common.rpc.errors import status_of, trailing_metadata
@@ -126,6 +127,8 @@ def _stream(method: Callable[[Any, Context], AsyncGenerator[Any, None]]) -> Call
 async def _abort(context: Context, error: Exception) -> None:
     if isinstance(error, grpc.aio.AbortError):
         raise error
+    if isinstance(error, DecodeError):  # met while a handler reads a stream
+        error = InvalidRequest("a message of the stream cannot be parsed", reason="bad_message")
     if not isinstance(error, PandoError):
         get_logger().error("unhandled error in an RPC handler", exc_info=error)
         error = Internal(f"internal error: {type(error).__name__}")

@@ -102,6 +102,15 @@ async def test_lend_of_what_is_not_there_is_empty(client: DecodeClient, first_bl
     call.cancel()
 
 
+async def test_a_streamed_message_that_is_none_is_the_callers_fault(worker: WorkerProcess) -> None:
+    async with grpc.aio.insecure_channel(worker.address) as channel:
+        call = channel.stream_stream("/pando.v1.WorkerService/Lend")()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.write(b"\xff\xfe no message")
+            await call.read()
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_lend_is_bounded(client: DecodeClient) -> None:
     prompt = prompt_of(16 * 4, 3)
     await client.generate(request_of("lent", prompt, max_tokens=1))
