@@ -67,6 +67,11 @@ class SchedulerConfig:
         object.__setattr__(self, "policy", Policy(self.policy))
 
 
+def step_budget(max_batch_tokens: int, chunked_prefill_size: int, max_num_seqs: int) -> int:
+    """The tokens of a step: as asked, and enough for one whole chunk and for a token of every request."""
+    return max(max_batch_tokens, chunked_prefill_size, max_num_seqs)
+
+
 def _require(holds: bool, name: str, rule: str) -> None:
     if not holds:
         raise InvalidRequest(f"{name} {rule}", reason="bad_scheduler_config", param=name)

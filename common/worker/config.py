@@ -32,9 +32,13 @@ class WorkerConfig(Section):
     workers_on_host: int = Field(1, ge=1, description="workers that share this host's memory and cores fairly")
     max_total_tokens: int = Field(0, ge=0, description="most tokens in the KV pool; 0: as many as memory allows")
     context_length: int = Field(0, ge=0, description="longest prompt + output in tokens; 0: the model's own limit")
-    chunked_prefill_size: int = Field(512, ge=-1, description="prompt tokens of one request per step; -1: whole prompt")
+    chunked_prefill_size: int = Field(256, ge=-1, description="prompt tokens of one request per step; -1: whole prompt")
     max_num_seqs: int = Field(64, ge=1, description="most requests in one step")
-    max_batch_tokens: int = Field(2048, ge=1, description="most tokens in one step")
+    max_batch_tokens: int = Field(
+        256,
+        ge=1,
+        description="most tokens in one step; what is cut or aborted waits for a step's end, so keep it short",
+    )
     schedule_policy: str = Field("fcfs", pattern="^(fcfs|lpm|priority)$", description="order of waiting requests")
     growth_reserve_blocks: int = Field(8, ge=0, description="blocks that admission leaves to running requests")
     max_landing_ratio: float = Field(

@@ -28,7 +28,7 @@ from common.kv.hashing import namespace
 from common.rpc.channel import ChannelPool
 from common.rpc.registry import Heartbeat, WorkerRecord
 from common.rpc.server import RpcServer
-from common.sched.config import Policy, SchedulerConfig
+from common.sched.config import Policy, SchedulerConfig, step_budget
 from common.sched.scheduler import Scheduler
 from common.tokenizer.tokenizer import Tokenizer
 from common.transport.region import Region
@@ -101,7 +101,7 @@ def scheduler_config(config: WorkerConfig, max_model_len: int, num_blocks: int) 
     return SchedulerConfig(
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
-        max_batch_tokens=config.max_batch_tokens,
+        max_batch_tokens=step_budget(config.max_batch_tokens, config.chunked_prefill_size, config.max_num_seqs),
         chunked_prefill_size=config.chunked_prefill_size,
         policy=Policy(config.schedule_policy),
         growth_reserve_blocks=config.growth_reserve_blocks,

@@ -10,7 +10,7 @@ from common.base.errors import InvalidRequest
 from common.kv.events import BlockEvent, EventKind
 from common.rpc.convert import split_hashes
 from common.rpc.server import Context
-from common.sched.config import Policy, SchedulerConfig
+from common.sched.config import Policy, SchedulerConfig, step_budget
 from common.worker.convert import endpoint_to_pb, extent_to_pb
 from common.worker.core import WorkerCore
 from common.worker.lending import Lender
@@ -140,7 +140,12 @@ def _changed(config: SchedulerConfig, request: worker_pb2.ConfigureRequest) -> S
             raise InvalidRequest(f"schedule_policy is one of {', '.join(Policy)}", param="schedule_policy")
         config = replace(config, policy=Policy(request.schedule_policy))
     numbers = ("chunked_prefill_size", "max_batch_tokens", "max_num_seqs")
-    return replace(config, **{name: getattr(request, name) for name in numbers if request.HasField(name)})
+    values = {name: getattr(request, name) for name in numbers if request.HasField(name)}
+    if "max_batch_tokens" not in values:
+        chunk = values.get("chunked_prefill_size", config.chunked_prefill_size)
+        seqs = values.get("max_num_seqs", config.max_num_seqs)
+        values["max_batch_tokens"] = step_budget(config.max_batch_tokens, chunk, seqs)
+    return replace(config, **values)
 
 
 def _event_to_pb(event: BlockEvent) -> worker_pb2.BlockEvent:

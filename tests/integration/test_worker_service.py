@@ -143,7 +143,8 @@ async def test_configure_checks_first_and_changes_behaviour(client: DecodeClient
         await client.worker.Configure(worker_pb2.ConfigureRequest(schedule_policy="lifo", max_num_seqs=1))
     assert isinstance(from_rpc_error(refused.value, Leg.NONE), InvalidRequest)
     before = await client.worker.Configure(worker_pb2.ConfigureRequest())
-    assert (before.schedule_policy, before.chunked_prefill_size, before.max_num_seqs) == ("fcfs", 512, 64)
+    assert (before.schedule_policy, before.chunked_prefill_size, before.max_num_seqs) == ("fcfs", 256, 64)
+    assert before.max_batch_tokens == 256
 
     async def num_steps(request_id: str) -> float:
         began = worker.metric("pando_worker_engine_step_seconds_count", phase="prefill")
@@ -154,7 +155,8 @@ async def test_configure_checks_first_and_changes_behaviour(client: DecodeClient
     changed = await client.worker.Configure(worker_pb2.ConfigureRequest(chunked_prefill_size=32))
     assert changed.chunked_prefill_size == 32
     assert await num_steps("chunked") == 4
-    await client.worker.Configure(worker_pb2.ConfigureRequest(chunked_prefill_size=512))
+    larger = await client.worker.Configure(worker_pb2.ConfigureRequest(chunked_prefill_size=512))
+    assert (larger.chunked_prefill_size, larger.max_batch_tokens) == (512, 512), "a step lets a whole chunk through"
 
 
 async def test_health_and_reflection(worker: WorkerProcess) -> None:
