@@ -32,7 +32,7 @@ def configure_logging(config: LogConfig, **context: str) -> Logger:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(_stderr()),
+        logger_factory=structlog.WriteLoggerFactory(_stderr()),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(**context)
@@ -43,11 +43,13 @@ def configure_logging(config: LogConfig, **context: str) -> Logger:
 def log_ready(**facts: object) -> None:
     """Log the event `ready` whatever the level: who started this process waits for it and reads the facts."""
     always = structlog.make_filtering_bound_logger(logging.INFO)
-    structlog.wrap_logger(structlog.PrintLogger(_stderr()), wrapper_class=always).info("ready", **facts)
+    structlog.wrap_logger(structlog.WriteLogger(_stderr()), wrapper_class=always).info("ready", **facts)
 
 
 class _Unbreakable:
     """A text stream on which a line that cannot be written is lost, and nothing else.
+
+    Loggers give it whole lines, one write each, so that those of several threads do not mix.
 
     Whoever read the log may be gone (a closed pipe) or its disk full; that must not stop the service.
     """

@@ -45,6 +45,26 @@ def test_lines_are_json_with_their_context(monkeypatch: pytest.MonkeyPatch) -> N
     assert lines[1]["address"] == "a:1"
 
 
+class Writes(io.StringIO):
+    """Remembers every write by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.calls.append(text)
+        return len(text)
+
+
+def test_a_line_is_one_write_so_that_threads_do_not_mix_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Writes()
+    monkeypatch.setattr(sys, "stderr", stream)
+    configure_logging(LogConfig(format="json"), service="decode").warning("one")
+    log_ready(address="a:1")
+    assert len(stream.calls) == 2 and all(text.endswith("}\n") for text in stream.calls)
+
+
 def test_a_reader_that_is_gone_costs_the_line_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Broken())
     log = configure_logging(LogConfig(format="json"), service="decode")
