@@ -142,7 +142,7 @@ def test_leaving_cancels_the_call_at_once(gateway: GatewayThread, target: Target
 
 def test_leaving_cancels_all_prompts_of_a_batch(gateway: GatewayThread, target: Target) -> None:
     gateway.set_knobs(Knobs(pause_at=3))
-    body = {**PROMPT, "prompt": ["a", "b", "c"], "stream": True}
+    body = {**PROMPT, "prompt": ["a", "b", "c"], "stream": True, "seed": 5}
     with target.client() as client, client.stream("POST", "/v1/completions", json=body) as response:
         next(response.iter_lines())
         paused = gateway.fake.num_paused
