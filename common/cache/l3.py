@@ -5,8 +5,8 @@
     worker tiers ──> L3 = SealedL3 (seal.py: header, checksum, keyed tag, memory of failures)
                         └──> Backend: file_store.py | our KV store | Mooncake   (header and payload are bytes to it)
 
-Workers speak to `L3`. Backend authors implement `Backend`: it stores a fixed-size header with each payload and looks into
-neither. Both have the same shape, and the same contract suite (tests/support/l3_contract.py) runs against each.
+Workers speak to `L3`. Backend authors implement `Backend`: it stores a fixed-size header with each payload and looks
+into neither. Both have the same shape; one contract suite (tests/support/l3_contract.py) runs against each.
 
 Invariants of both:
 
@@ -37,8 +37,8 @@ class State(StrEnum):
     HIT      lookup: leased, may be read. read: the bytes are in the target (through `L3`: verified).
     MISS     the store does not have it: an answer, not a fault.
     EXPIRED  it was there, but the lease ended or the object was removed before the bytes were read.
-    CORRUPT  read only: bytes came, but not what was put (length, key, checksum, tag). The target's content is undefined.
-    ERROR    no answer: fault, deadline, back-off, or nobody to ask. The target's content is undefined.
+    CORRUPT  read only: bytes came, but not what was put (length, key, checksum, tag); the target is undefined.
+    ERROR    no answer: fault, deadline, back-off, or nobody to ask; a read's target is undefined.
     """
 
     HIT = "hit"
@@ -216,7 +216,7 @@ class Backend(Protocol):
         """As `L3.put`. An object that is there with another length is replaced and answers STORED."""
 
     async def discard(self, keys: Sequence[BlockKey]) -> None:
-        """Forget objects that turned out to be corrupt, so that the next put writes them anew. Best effort, no answer."""
+        """Forget objects that turned out corrupt, so that the next put writes them anew. Best effort, no answer."""
 
     async def remove_namespace(self, namespace: bytes) -> int:
         """As `L3.remove_namespace`."""
