@@ -4,6 +4,7 @@
 
     PandoError
     ├── InvalidRequest        the caller's request can never work            INVALID_ARGUMENT     400
+    ├── PermissionDenied      the caller may not do this                     PERMISSION_DENIED    403
     ├── ModelNotFound         no such model                                  NOT_FOUND            404
     ├── Unsupported           a valid wish that this build cannot grant      UNIMPLEMENTED        501
     ├── Overloaded            a bound is reached; try again later            RESOURCE_EXHAUSTED   429
@@ -82,6 +83,12 @@ class InvalidRequest(PandoError):
     """The request can never work as it is."""
 
     grpc_code, http_status, default_reason = "INVALID_ARGUMENT", 400, "invalid_request"
+
+
+class PermissionDenied(PandoError):
+    """The caller may not do this: a token is missing or wrong, or it comes from the wrong place."""
+
+    grpc_code, http_status, default_reason = "PERMISSION_DENIED", 403, "permission_denied"
 
 
 class ModelNotFound(PandoError):

@@ -30,6 +30,7 @@ _LEG_FROM_PB = {value: key for key, value in _LEG_TO_PB.items()}
 
 _CLASSES: tuple[type[PandoError], ...] = (
     errors.InvalidRequest,
+    errors.PermissionDenied,
     errors.ModelNotFound,
     errors.Unsupported,
     errors.Overloaded,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -19,24 +19,28 @@ from grpc_reflection.v1alpha import reflection
 
 from common.base.config import TimeoutsConfig
 from common.base.errors import Internal, InvalidRequest, PandoError
+from common.base.failpoints import DISABLED, Failpoints
 from common.base.logging import get_logger
 from common.rpc.channel import keepalive_options
 from common.rpc.errors import status_of, trailing_metadata
+from common.rpc.failpoint_interceptor import FailpointInterceptor, Handler
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # subscriptable in the stubs only
 
 
 class RpcServer:
     """A grpc.aio server with the standard services on it.
 
     `services` are the full names that health and reflection report. The overall health ("") follows `set_serving`.
+    With failpoints that are enabled, every method of the services but the admin's has some.
     """
 
-    def __init__(self, timeouts: TimeoutsConfig, services: Sequence[str]) -> None:
-        self.grpc = grpc.aio.server(
-            options=[*keepalive_options(timeouts), ("grpc.so_reuseport", 0)], interceptors=[_ErrorEdge()]
-        )
+    def __init__(self, timeouts: TimeoutsConfig, services: Sequence[str], failpoints: Failpoints = DISABLED) -> None:
+        interceptors: list[grpc.aio.ServerInterceptor] = [_ErrorEdge()]
+        if failpoints.enabled:
+            interceptors.append(FailpointInterceptor(failpoints, services))
+        options = [*keepalive_options(timeouts), ("grpc.so_reuseport", 0)]
+        self.grpc = grpc.aio.server(options=options, interceptors=interceptors)
         self._services = ("", *services)
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)

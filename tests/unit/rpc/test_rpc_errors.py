@@ -19,6 +19,7 @@ from common.rpc.errors import (
 
 TABLE: list[tuple[type[PandoError], grpc.StatusCode, int, str]] = [
     (errors.InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT, 400, "invalid_request"),
+    (errors.PermissionDenied, grpc.StatusCode.PERMISSION_DENIED, 403, "permission_denied"),
     (errors.ModelNotFound, grpc.StatusCode.NOT_FOUND, 404, "model_not_found"),
     (errors.Unsupported, grpc.StatusCode.UNIMPLEMENTED, 501, "unsupported"),
     (errors.Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED, 429, "overloaded"),
@@ -84,7 +85,8 @@ def test_legs(leg: Leg) -> None:
         (grpc.StatusCode.DEADLINE_EXCEEDED, errors.DeadlineExceeded),
         (grpc.StatusCode.CANCELLED, errors.Cancelled),
         (grpc.StatusCode.UNKNOWN, errors.Internal),
-        (grpc.StatusCode.PERMISSION_DENIED, errors.Internal),
+        (grpc.StatusCode.PERMISSION_DENIED, errors.PermissionDenied),
+        (grpc.StatusCode.UNAUTHENTICATED, errors.Internal),
     ],
 )
 def test_a_status_without_detail_blames_the_leg_that_was_called(code: grpc.StatusCode, cls: type[PandoError]) -> None:
