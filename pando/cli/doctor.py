@@ -22,7 +22,7 @@ from pando.cli.up import check_model
 OK, WARN, BAD = "ok", "warn", "bad"
 Finding = tuple[str, str]
 _ISA = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "neon", "asimd")
-_PACKAGES = ("pando", "grpcio", "tokenizers", "fastapi", "redis")
+_PACKAGES = ("pando", "grpcio", "tokenizers", "starlette", "redis")
 _TIMEOUT_S = 60
 _KERNEL_PROBE = "from common.engine.build import library_path as p; print(p() if p().exists() else '')"
 _TRANSPORT_PROBE = """

@@ -24,8 +24,8 @@ async def run(settings: GatewaySettings, sock: socket.socket) -> None:
     log = configure_logging(settings.log, service="gateway")
     timeouts = settings.timeouts.scaled()
     client = RouterClient(settings.gateway.router_address, timeouts, settings.gateway.probe_s)
-    gateway = build(settings.gateway, client, new_registry())
-    server = HttpServer(gateway, settings.gateway, timeouts.drain_s)
+    gateway = build(settings.gateway, client, new_registry(), settings.limits)
+    server = HttpServer(gateway, settings.gateway, settings.limits, timeouts.drain_s)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.drain)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, TypeVar
 
 import orjson
@@ -10,7 +11,7 @@ from starlette.requests import Request
 
 from common.base.errors import InvalidRequest
 from common.base.logging import get_logger
-from services.gateway.errors import BodyTooLarge
+from services.gateway.errors import BodyTooLarge, BodyTooSlow
 
 _DISCARD_FACTOR = 4
 """A body up to this many times the limit is read before it is refused."""
@@ -48,7 +49,7 @@ class UnknownFields:
                 get_logger().info("unknown request field has no effect", route=route, field=key[1])
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
     """The whole body.
 
     A body that is too large is read to its end within reason and thrown away: many clients look for an answer only
@@ -56,8 +57,17 @@ async def read_body(request: Request, limit: int) -> bytes:
 
     Raises:
         BodyTooLarge: more than `limit` bytes, by its Content-Length or as they came.
+        BodyTooSlow: it took longer than `timeout_s`.
         ClientDisconnect: the client left while sending.
     """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _read(request, limit)
+    except TimeoutError as error:
+        raise BodyTooSlow(f"the request body took longer than {timeout_s:g} seconds") from error
+
+
+async def _read(request: Request, limit: int) -> bytes:
     too_large = BodyTooLarge(f"the request body is larger than {limit} bytes")
     num_declared = _content_length(request)
     if num_declared > limit and (num_declared > _DISCARD_FACTOR * limit or "expect" in request.headers):

@@ -7,19 +7,25 @@ from typing import ClassVar
 from pydantic import Field
 
 from common.base.config import Section, Settings
+from common.base.limits import LimitsConfig
 
 
 class GatewayConfig(Section):
-    """Where the gateway listens, where its router is, and the bounds it enforces itself."""
+    """Where the gateway listens, where its router is, and how long it waits for clients."""
 
     host: str = Field("127.0.0.1", description="address to listen on; anything but loopback needs a proxy with TLS")
     port: int = Field(30000, ge=0, le=65535, description="HTTP port; 0 picks a free one")
     router_address: str = Field("127.0.0.1:50051", description="host:port of the router's gRPC")
-    max_body_bytes: int = Field(16 * 2**20, gt=0, description="largest request body in bytes; over it: 413")
     max_running_requests: int = Field(1024, gt=0, description="HTTP generations at a time; over it: 429")
-    max_prompts: int = Field(256, gt=0, description="prompts in one completions or generate request; over it: 400")
     max_parallel_prompts: int = Field(32, gt=0, description="prompts of one request that run at the same time")
-    max_choices: int = Field(1024, gt=0, description="prompts x n of one request; over it: 400")
+    head_timeout_s: float = Field(
+        10.0,
+        gt=0,
+        description="seconds a request's line and headers may take, from the connection or first byte",
+    )
+    body_timeout_s: float = Field(
+        300.0, gt=0, description="seconds that a request's body may take; then 408 and the connection ends"
+    )
     keep_alive_s: int = Field(75, gt=0, description="seconds an idle HTTP connection stays open")
     probe_s: float = Field(1.0, gt=0, description="seconds the router has to answer a readiness probe")
 
@@ -30,3 +36,4 @@ class GatewaySettings(Settings):
     flat_section: ClassVar[str] = "gateway"
 
     gateway: GatewayConfig = GatewayConfig()
+    limits: LimitsConfig = LimitsConfig()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -31,6 +31,8 @@ class RequestContext:
         started_s: when it came, by the gateway's clock.
         status: HTTP status once it is sent, else 0.
         error: reason of the error that ended it, or "".
+        route: path of the route that answers, as the table has it.
+        headers: further headers of the answer.
         outcome: set where the status does not tell (a stream that failed, a client that left).
     """
 
@@ -39,6 +41,8 @@ class RequestContext:
     started_s: float
     status: int = 0
     error: str = ""
+    route: str = "unmatched"
+    headers: dict[str, str] = field(default_factory=dict)
     outcome: Outcome | None = None
 
     def final_outcome(self) -> Outcome:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from common.base.clock import Clock
 from common.base.errors import InvalidRequest
+from common.base.limits import LimitsConfig
 from pando.v1.inference_pb2 import GetModelResponse, TokenizeRequest
 from services.gateway import chat, completions, native
 from services.gateway.body import Body, UnknownFields, parse, read_body
@@ -34,6 +35,7 @@ class Doors:
     """Handlers, with what they share."""
 
     config: GatewayConfig
+    limits: LimitsConfig
     client: RouterClient
     running: Running
     metrics: GatewayMetrics
@@ -44,15 +46,15 @@ class Doors:
         """Answer a conversation."""
         body = await self._read(request, ChatRequest)
         body.check()
-        check_choices(1, body.num_choices, self.config.max_choices)
+        check_choices(1, body.num_choices, self.limits.max_choices)
         return self._exchange(chat.to_generation(body, await self._head(request, body)))
 
     async def completions(self, request: Request) -> Response:
         """Continue one or more prompts."""
         body = await self._read(request, CompletionRequest)
         body.check()
-        prompts = split(body.prompt, "prompt", self.config.max_prompts)
-        check_choices(len(prompts), body.num_choices, self.config.max_choices)
+        prompts = split(body.prompt, "prompt", self.limits.max_prompts)
+        check_choices(len(prompts), body.num_choices, self.limits.max_choices)
         echoes = await completions.fetch_echoes(self.client, body, prompts)
         return self._exchange(completions.to_generation(body, prompts, echoes, await self._head(request, body)))
 
@@ -60,8 +62,8 @@ class Doors:
         """Continue one or more prompts, in the native format."""
         body = await self._read(request, GenerateBody)
         body.check()
-        prompts = body.prompts(self.config.max_prompts)
-        check_choices(len(prompts), body.num_choices, self.config.max_choices)
+        prompts = body.prompts(self.limits.max_prompts)
+        check_choices(len(prompts), body.num_choices, self.limits.max_choices)
         context = context_of(request.scope)
         return self._exchange(
             native.to_generation(body, prompts, context.request_id, clock=self.clock, started_s=context.started_s)
@@ -97,7 +99,7 @@ class Doors:
         return JsonResponse({"prompt": text})
 
     async def _read(self, request: Request, model: type[B]) -> B:
-        body = parse(model, await read_body(request, self.config.max_body_bytes))
+        body = parse(model, await read_body(request, self.limits.max_body_bytes, self.config.body_timeout_s))
         self.unknown.note(request.url.path, body.unknown_names())
         return body
 

@@ -34,7 +34,9 @@ class Edge:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 context.status = message["status"]
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = header_id
+                headers = MutableHeaders(scope=message)
+                headers[REQUEST_ID_HEADER] = header_id
+                headers.update(context.headers)
             await send(message)
 
         try:
@@ -45,11 +47,12 @@ class Edge:
             context.outcome = Outcome.SERVER_ERROR
             get_logger().error("unhandled error", request_id=request_id, exc_info=error)
         finally:
-            self._count(scope, context)
+            self._count(context)
 
-    def _count(self, scope: Scope, context: RequestContext) -> None:
-        route = getattr(scope.get("route"), "path", "unmatched")
+    def _count(self, context: RequestContext) -> None:
         outcome = context.final_outcome()
-        self._metrics.count(route, outcome)
+        self._metrics.count(context.route, outcome)
         if outcome is Outcome.SERVER_ERROR and context.error:
-            get_logger().error("request failed", request_id=context.request_id, route=route, reason=context.error)
+            get_logger().error(
+                "request failed", request_id=context.request_id, route=context.route, reason=context.error
+            )

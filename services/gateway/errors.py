@@ -30,6 +30,12 @@ class BodyTooLarge(InvalidRequest):
     http_status, default_reason = 413, "body_too_large"
 
 
+class BodyTooSlow(InvalidRequest):
+    """The request body did not come in time."""
+
+    http_status, default_reason = 408, "request_timeout"
+
+
 class JsonResponse(Response):
     """A JSON answer written by orjson."""
 
@@ -67,7 +73,7 @@ def error_headers(status: int, retry_after_s: float = 0.0) -> dict[str, str]:
 def error_response(error: PandoError) -> Response:
     """A whole HTTP answer for an error before the first byte."""
     headers = error_headers(error.http_status, error.retry_after_s)
-    if isinstance(error, BodyTooLarge):
+    if isinstance(error, BodyTooLarge | BodyTooSlow):
         headers["connection"] = "close"
     return JsonResponse(error_body(error), status_code=error.http_status, headers=headers)
 

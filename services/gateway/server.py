@@ -7,13 +7,15 @@ import contextlib
 import math
 import socket
 from collections.abc import Iterator
+from typing import Any, cast
 
 import uvicorn
 
 from common.base.errors import Draining, Leg
+from common.base.limits import LimitsConfig
 from services.gateway.app import Gateway
 from services.gateway.config import GatewayConfig
-from services.gateway.http_protocol import GatewayProtocol
+from services.gateway.http_protocol import protocol_factory
 
 _LAST_BYTES_S = 2
 """Seconds for the error events of a drain to leave; then connections are cut."""
@@ -48,16 +50,17 @@ class HttpServer:
     Args:
         gateway: what to serve.
         config: of the gateway.
+        limits: on requests; the one on heads is enforced here.
         drain_s: seconds that running requests get after `drain`; then they end with an error.
     """
 
-    def __init__(self, gateway: Gateway, config: GatewayConfig, drain_s: float) -> None:
+    def __init__(self, gateway: Gateway, config: GatewayConfig, limits: LimitsConfig, drain_s: float) -> None:
         self._gateway = gateway
         self._drain_s = drain_s
         self._server = _Server(
             uvicorn.Config(
                 gateway.app,
-                http=GatewayProtocol,
+                http=cast(Any, protocol_factory(limits.max_header_bytes, config.head_timeout_s)),
                 ws="none",
                 lifespan="off",
                 log_config=None,

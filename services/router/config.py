@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from common.base.config import RegistryConfig, Section, Settings
+from common.base.limits import LimitsConfig
 
 
 class RouterConfig(Section):
@@ -43,26 +44,6 @@ class RouterConfig(Section):
     inline_prompt_chars: int = Field(
         256, ge=0, description="prompts up to this length are tokenised on the event loop; longer ones in a thread"
     )
-
-
-class LimitsConfig(Section):
-    """Bounds on what one request may ask for."""
-
-    max_n: int = Field(16, ge=1, description="most choices of one request")
-    max_stop_strings: int = Field(4, ge=0, description="most stop strings")
-    max_stop_chars: int = Field(256, ge=1, description="longest stop string, in characters")
-    max_stop_token_ids: int = Field(64, ge=0, description="most stop token ids")
-    max_logprobs: int = Field(20, ge=0, description="most alternatives per token in logprobs and prompt_logprobs")
-    max_logit_bias: int = Field(300, ge=0, description="most entries of logit_bias")
-    max_temperature: float = Field(2.0, ge=0, description="highest temperature")
-    max_output_tokens: int = Field(0, ge=0, description="max_tokens is cut to this; 0: only the context limits it")
-    max_prompt_bytes: int = Field(4 * 1024 * 1024, ge=1, description="longest prompt text in bytes of UTF-8")
-    max_messages: int = Field(4096, ge=1, description="most messages of a chat prompt")
-    chat_template_kwargs: tuple[str, ...] = Field(
-        ("enable_thinking", "thinking", "reasoning_effort", "date_string"),
-        description="template variables that a request may set",
-    )
-    max_id_chars: int = Field(128, ge=1, description="longest request id, session id and cache salt, in characters")
 
 
 class RouterSettings(Settings):

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from common.base.errors import Leg, ModelNotFound, NotReady
 from common.base.ids import new_seed
+from common.base.limits import LimitsConfig
 from common.kv.hashing import block_hashes, prefix_root
 from services.router.closing import detokenizer
-from services.router.config import LimitsConfig
 from services.router.job import Job, Wish
 from services.router.membership import Membership
 from services.router.prompts import Model, PromptPool, prompt_size

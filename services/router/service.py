@@ -7,11 +7,11 @@ from contextlib import aclosing, contextmanager
 
 from common.base.errors import InvalidRequest, PandoError
 from common.base.ids import new_request_id
+from common.base.limits import LimitsConfig
 from common.rpc.server import Context, remaining_s
 from pando.v1 import inference_pb2, inference_pb2_grpc
 from services.router import convert, dispatch
 from services.router.choice import Desk
-from services.router.config import LimitsConfig
 from services.router.intake import Intake
 from services.router.job import Chat
 from services.router.metrics import RequestTrace, outcome_of

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from common.base.errors import InvalidRequest
+from common.base.limits import LimitsConfig
 from common.sched.params import SamplingParams
-from services.router.config import LimitsConfig
 from services.router.job import Chat, Wish
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
@@ -119,6 +119,8 @@ def check_messages(chat: Chat, limits: LimitsConfig) -> None:
     count = len(chat.messages)
     _require(count > 0, "messages", "messages must not be empty")
     _require(count <= limits.max_messages, "messages", f"{count} messages; at most {limits.max_messages}")
+    count = len(chat.tools or ())
+    _require(count <= limits.max_tools, "tools", f"{count} tools; at most {limits.max_tools}")
     refused = sorted(chat.template_kwargs.keys() - set(limits.chat_template_kwargs))
     allowed = ", ".join(limits.chat_template_kwargs)
     _require(not refused, "chat_template_kwargs", f"unknown template variable {refused[:1]}; allowed: {allowed}")

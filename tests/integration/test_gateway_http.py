@@ -10,18 +10,20 @@ import openai
 import pytest
 
 from common.base.errors import Cancelled, DeadlineExceeded, Internal, Overloaded, PandoError, PeerLost
+from common.base.limits import LimitsConfig
 from tests.support.api_cases import Target, check_broken_stream, text_of
 from tests.support.fake_inference import MODEL, Knobs
 from tests.support.gateway_thread import GatewayThread
 
 CHAT = "/v1/chat/completions"
+LIMITS = LimitsConfig(max_body_bytes=100_000, max_prompts=8, max_choices=16)
 HELLO: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
 PROMPT: dict[str, Any] = {"model": MODEL, "prompt": "hello", "max_tokens": 8}
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[GatewayThread]:
-    with GatewayThread(max_body_bytes=100_000, max_parallel_prompts=3, max_prompts=8, max_choices=16) as running:
+    with GatewayThread(limits=LIMITS, max_parallel_prompts=3) as running:
         yield running
 
 

@@ -9,12 +9,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from common.base.limits import LimitsConfig
 from common.kv.hashing import block_hashes, prefix_root
 from common.rpc.convert import split_hashes
 from common.rpc.errors import METADATA_KEY
 from common.tokenizer.tokenizer import Tokenizer
 from pando.v1 import inference_pb2, types_pb2
-from services.router.config import LimitsConfig
 from tests.support.fake_worker import BLOCK_SIZE, FakeWorker, Fault, identity
 from tests.support.router_bench import MAX_POSITION, Bench, bench, eventually, text_request, write_model
 

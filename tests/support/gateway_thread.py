@@ -12,6 +12,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from common.base.config import TimeoutsConfig
+from common.base.limits import LimitsConfig
 from common.rpc.server import RpcServer
 from pando.v1 import inference_pb2_grpc
 from services.gateway.app import Gateway, build
@@ -31,7 +32,10 @@ class GatewayThread:
         gateway, http, rpc: the running objects; touch them on their loop only (`call`).
     """
 
-    def __init__(self, timeouts: TimeoutsConfig | None = None, **config: Any) -> None:
+    def __init__(
+        self, timeouts: TimeoutsConfig | None = None, limits: LimitsConfig | None = None, **config: Any
+    ) -> None:
+        self._limits = limits or LimitsConfig()
         self._timeouts = timeouts or TimeoutsConfig(drain_s=5)
         self._config = GatewayConfig(host="127.0.0.1", port=0, **config)
         self._ready: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -96,8 +100,8 @@ class GatewayThread:
         await self.rpc.start()
         await self.rpc.set_serving(True)
         client = RouterClient(self.router_address, self._timeouts, self._config.probe_s)
-        self.gateway = build(self._config, client, CollectorRegistry())
-        self.http = HttpServer(self.gateway, self._config, self._timeouts.drain_s)
+        self.gateway = build(self._config, client, CollectorRegistry(), self._limits)
+        self.http = HttpServer(self.gateway, self._config, self._limits, self._timeouts.drain_s)
         sock = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         self._ready.set_result(None)

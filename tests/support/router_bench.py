@@ -12,12 +12,13 @@ from pathlib import Path
 import grpc
 
 from common.base.config import LogConfig, TimeoutsConfig
+from common.base.limits import LimitsConfig
 from common.base.logging import configure_logging
 from common.tokenizer.detokenizer import IncrementalDetokenizer
 from common.tokenizer.tokenizer import Tokenizer
 from pando.v1 import inference_pb2, inference_pb2_grpc, types_pb2, worker_pb2
 from services.router.__main__ import Router
-from services.router.config import LimitsConfig, RouterConfig, RouterSettings
+from services.router.config import RouterConfig, RouterSettings
 from services.router.prompts import Model
 from tests.support.fake_worker import FakeRegistry, FakeWorker, token_at
 from tests.support.tiny_vocab import tiny_vocab, write_tokenizer

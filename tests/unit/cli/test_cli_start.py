@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from pando.cli import main
 from pando.cli.errors import CliError
 
-HEAVY = ("torch", "transformers", "fastapi", "uvicorn", "grpc", "numpy", "httpx", "pydantic_settings")
+HEAVY = ("torch", "transformers", "starlette", "uvicorn", "grpc", "numpy", "httpx", "pydantic_settings")
 COMMANDS = ("up", "down", "status", "chat", "generate", "launch", "doctor", "model")
 
 

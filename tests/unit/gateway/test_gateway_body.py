@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -12,7 +13,7 @@ from starlette.requests import Request
 
 from common.base.errors import InvalidRequest, PandoError, Unsupported
 from services.gateway.body import UnknownFields, dump_json, param_of, parse, read_body
-from services.gateway.errors import BodyTooLarge
+from services.gateway.errors import BodyTooLarge, BodyTooSlow
 from services.gateway.native_types import GenerateBody
 from services.gateway.openai_types import ChatRequest, CompletionRequest
 
@@ -160,15 +161,24 @@ class Sender:
 
 @pytest.mark.parametrize("declared", [True, False])
 async def test_a_body_of_the_limit_is_read(declared: bool) -> None:
-    assert await read_body(Sender(5, declared=declared).request, 50) == b"0123456789" * 5
+    assert await read_body(Sender(5, declared=declared).request, 50, 5.0) == b"0123456789" * 5
 
 
 @pytest.mark.parametrize("declared", [True, False])
 async def test_a_large_body_is_read_before_it_is_refused_so_that_the_client_sees_why(declared: bool) -> None:
     sender = Sender(20, declared=declared)
     with pytest.raises(BodyTooLarge):
-        await read_body(sender.request, 50)
+        await read_body(sender.request, 50, 5.0)
     assert sender.num_left == 0
+
+
+async def test_a_dripped_body_ends_in_time() -> None:
+    async def never() -> Any:
+        await asyncio.Event().wait()
+
+    request = Request({"type": "http", "headers": [], "method": "POST"}, never)
+    with pytest.raises(BodyTooSlow):
+        await read_body(request, 50, 0.01)
 
 
 async def test_a_body_far_too_large_is_not_read() -> None:
@@ -176,5 +186,5 @@ async def test_a_body_far_too_large_is_not_read() -> None:
     asking = Sender(20, declared=True, expect="100-continue")
     for sender, num_left in ((told, 1000), (untold, 979), (asking, 20)):
         with pytest.raises(BodyTooLarge):
-            await read_body(sender.request, 50)
+            await read_body(sender.request, 50, 5.0)
         assert sender.num_left == num_left

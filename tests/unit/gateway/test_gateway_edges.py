@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -13,20 +12,21 @@ from starlette.types import Message
 from common.base import errors
 from common.base.config import ConfigError, load
 from common.rpc.errors import _CLASSES
+from services.gateway import openapi
 from services.gateway.app import build
 from services.gateway.client import RouterClient
 from services.gateway.config import GatewayConfig, GatewaySettings
 from services.gateway.context import Outcome, RequestContext, outcome_of, sane_id
-from services.gateway.errors import BodyTooLarge, error_body, error_headers, error_response, renamed
+from services.gateway.errors import BodyTooLarge, BodyTooSlow, error_body, error_headers, error_response, renamed
 from services.gateway.metrics import GatewayMetrics, GenerationTimer
 from services.gateway.sse import EventStream, event
 
-KINDS = {400: "invalid_request_error", 404: "invalid_request_error", 413: "invalid_request_error",
-         429: "rate_limit_error", 499: "invalid_request_error", 500: "server_error", 501: "invalid_request_error",
-         503: "server_error", 504: "server_error"}  # fmt: skip
+KINDS = {429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "server_error"} | dict.fromkeys(
+    (400, 403, 404, 408, 413, 499, 501), "invalid_request_error"
+)
 
 
-@pytest.mark.parametrize("cls", [*_CLASSES, BodyTooLarge])
+@pytest.mark.parametrize("cls", [*_CLASSES, BodyTooLarge, BodyTooSlow])
 def test_every_error_has_a_body_and_advice(cls: type[errors.PandoError]) -> None:
     error = cls("words", param="p")
     assert error_body(error) == {
@@ -112,8 +112,7 @@ def test_flags_of_its_own_section_need_no_prefix(monkeypatch: pytest.MonkeyPatch
 async def test_openapi_describes_every_body() -> None:
     gateway_timeouts = GatewaySettings().timeouts
     client = RouterClient("127.0.0.1:1", gateway_timeouts, 1.0)
-    app: Any = build(GatewayConfig(), client, CollectorRegistry()).app
-    document = app._app.openapi()
+    document = openapi.document(build(GatewayConfig(), client, CollectorRegistry()).doors)
     for path in ("/v1/chat/completions", "/v1/completions", "/generate", "/tokenize", "/detokenize"):
         post = document["paths"][path]["post"]
         reference = post["requestBody"]["content"]["application/json"]["schema"]["$ref"]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from common.base.errors import InvalidRequest
+from common.base.limits import LimitsConfig
 from common.sched.params import SamplingParams
-from services.router.config import LimitsConfig
 from services.router.job import Chat, Prompt, Wish
 from services.router.validation import check_wish, output_budget
 
@@ -25,6 +25,7 @@ LIMITS = LimitsConfig(
     max_temperature=1.5,
     max_prompt_bytes=10,
     max_messages=2,
+    max_tools=2,
     max_id_chars=6,
 )
 
@@ -73,6 +74,7 @@ ALLOWED: list[Wish] = [
     wish((0, VOCAB - 1)),
     wish(chat("12345", "67890")),
     wish(chat(None)),
+    wish(Chat([{"role": "user"}], tools=[{}, {}])),
     wish(output_ids=(VOCAB - 1,)),
     wish(request_id="123456", session_id="123456", cache_salt="123456"),
 ]
@@ -118,6 +120,7 @@ REFUSED: list[tuple[str, Wish]] = [
     ("messages", wish(Chat([{"role": "user", "content": "1", "name": "2345678901"}]))),
     ("messages", wish(Chat([{"role": "assistant", "content": "1", "tool_calls": [{"f": [{"2345678901": 1}]}]}]))),
     ("tools", wish(Chat([{"role": "user", "content": "1"}], tools=[{"name": "12345678"}]))),
+    ("tools", wish(Chat([{"role": "user"}], tools=[{}, {}, {}]))),
     ("chat_template_kwargs", wish(Chat([{"role": "user"}], template_kwargs={"date_string": "x" * 11}))),
     ("chat_template_kwargs", wish(replace(chat("hi"), template_kwargs={"add_generation_prompt": True}))),
     ("output_token_ids", wish(output_ids=(VOCAB,))),
