@@ -126,8 +126,10 @@ class Failpoints:
                     return None if fault.action is Action.OFF else fault
             return None
 
-    def arm(self, name: str, text: str) -> None:
+    def arm(self, name: str, text: str) -> Armed:
         """Arm a failpoint, or all that a name ending in `*` matches, in place of what `arm` gave that name before.
+
+        Returns what is armed under the name now.
 
         Raises:
             InvalidRequest: no such failpoint (the message lists them), bad rules, or nothing there can suffer them.
@@ -138,6 +140,7 @@ class Failpoints:
             self._check(name, rules)
             self._put(Source.ADMIN, name, rules)
             self._compile()
+            return self._armed[Source.ADMIN, name]
 
     def disarm(self, name: str) -> None:
         """Take back what `arm` did under this very name.
@@ -231,13 +234,18 @@ class _Disabled(Failpoints):
         """None."""
         return None
 
-    def arm(self, name: str, text: str) -> None:
+    def arm(self, name: str, text: str) -> Armed:
         """Refuse."""
         raise Unsupported("this process was started without failpoints", reason="failpoints_disabled")
 
 
 DISABLED: Failpoints = _Disabled()
 """For every process that was not started with failpoints."""
+
+
+def make_failpoints(enabled: bool, folder: Path | None) -> Failpoints:
+    """The failpoints of a process: `DISABLED` unless they are enabled or a folder arms them."""
+    return Failpoints(folder) if enabled or folder is not None else DISABLED
 
 
 async def inflict(fault: Fault | None, error: Callable[[], PandoError]) -> None:
