@@ -1,8 +1,9 @@
-"""What changed in a worker's index, in order: the feed from which others learn which prefixes a worker holds.
+"""What changed in one tier's index, in order: the feed from which others learn which prefixes a worker holds.
 
 Invariant: replaying everything ever taken from a log, from an empty set on, gives the set of hashes in the index. A
 reader who is too slow costs bounded memory: past the limit the log forgets its history and tells the current state
-again (a CLEARED, then a STORED per entry), which replays to the same set. Knows nothing about subscribers or sequence
+again (a CLEARED, then a STORED per entry), which replays to the same set. Every event names its tier and speaks of that
+tier only, so the events of several tiers can be told in any mixture. Knows nothing about subscribers or sequence
 numbers.
 """
 
@@ -14,7 +15,7 @@ from enum import StrEnum
 
 
 class EventKind(StrEnum):
-    """What happened to the index."""
+    """What happened to the index of a tier; after CLEARED it is empty."""
 
     STORED = "stored"
     REMOVED = "removed"
@@ -23,11 +24,12 @@ class EventKind(StrEnum):
 
 @dataclass(slots=True, frozen=True)
 class BlockEvent:
-    """One change. `parent` is set for STORED: the hash of the block before, b"" for a first block."""
+    """One change of tier 1 or 2. `parent` is set for STORED: the hash of the block before, b"" for a first block."""
 
     kind: EventKind
     hash: bytes = b""
     parent: bytes = b""
+    tier: int = 1
 
 
 Snapshot = Callable[[], Sequence[tuple[bytes, bytes]]]
@@ -36,30 +38,32 @@ Snapshot = Callable[[], Sequence[tuple[bytes, bytes]]]
 class EventLog:
     """A bounded list of events that nobody has taken yet."""
 
-    def __init__(self, snapshot: Snapshot, limit: int) -> None:
+    def __init__(self, snapshot: Snapshot, limit: int, tier: int = 1) -> None:
         """Start empty.
 
         Args:
             snapshot: gives all (hash, parent hash) in the index, parents first; asked only after an overflow.
             limit: most events kept.
+            tier: whose index it is.
         """
         assert limit > 0, f"limit {limit}"
         self._snapshot = snapshot
         self._limit = limit
+        self._tier = tier
         self._events: list[BlockEvent] = []
         self._overflowed = False
 
     def stored(self, block_hash: bytes, parent: bytes) -> None:
         """Note that the block after `parent` is in the index now."""
-        self._append(BlockEvent(EventKind.STORED, block_hash, parent))
+        self._append(BlockEvent(EventKind.STORED, block_hash, parent, self._tier))
 
     def removed(self, block_hash: bytes) -> None:
         """Note that a block left the index."""
-        self._append(BlockEvent(EventKind.REMOVED, block_hash))
+        self._append(BlockEvent(EventKind.REMOVED, block_hash, tier=self._tier))
 
     def cleared(self) -> None:
         """Note that the index is empty now; events not yet taken no longer matter."""
-        self._events = [BlockEvent(EventKind.CLEARED)]
+        self._events = [BlockEvent(EventKind.CLEARED, tier=self._tier)]
         self._overflowed = False
 
     def take(self) -> list[BlockEvent]:
@@ -67,8 +71,8 @@ class EventLog:
         events, self._events = self._events, []
         if self._overflowed:
             self._overflowed = False
-            stored = [BlockEvent(EventKind.STORED, h, parent) for h, parent in self._snapshot()]
-            events = [BlockEvent(EventKind.CLEARED), *stored]
+            stored = [BlockEvent(EventKind.STORED, h, parent, self._tier) for h, parent in self._snapshot()]
+            events = [BlockEvent(EventKind.CLEARED, tier=self._tier), *stored]
         return events
 
     def _append(self, event: BlockEvent) -> None:

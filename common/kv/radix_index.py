@@ -1,7 +1,7 @@
 """Which prefix hashes have a block here, and which of those blocks go first when room is needed.
 
-A path-compressed tree: a node is a run of blocks that were always used together; it is split where one path ends inside
-it or leaves it::
+A path-compressed tree: a node is a run of blocks that were always stored and used together; it is split where one path
+ends inside it or leaves it, and what follows it gets a node of its own once the run has been used again::
 
     root -- [h0 h1 h2] -+- [h3 h4 h5]          (a conversation)
                         +- [h3' h4']           (another one with the same system prompt)
@@ -11,39 +11,43 @@ under prefixes, so the length of a match is found by bisection over one dictiona
 
 Invariants: an entry's parent is in the index; one block per entry and one entry per block; blocks leave from the tail
 of a leaf only, so no parent goes before its child; a held block and everything above it stays. `num_evictable` counts
-exactly the blocks that eviction can free now. Recency is a logical counter: the same calls evict the same blocks.
+exactly the blocks that eviction can free now. A run above another was reused and ranks at least as high as it by
+priority, because every use and every insertion is one of the whole path.
 Costs: match O(log n) in the length of the path, insert O(new blocks + split), eviction O(log nodes) per node touched.
 Who holds a block is the pool's knowledge; the owner of both tells the index when that changes (`pin`, `unpin`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from common.kv.block_pool import BlockPool
 from common.kv.events import EventLog
-from common.kv.eviction import LruQueue
+from common.kv.eviction import EvictionOrder, EvictionPolicy
 from common.kv.radix_node import Node
+
+OnEvict = Callable[[Sequence[bytes], Sequence[int], int], None]
+"""Told of an eviction before it happens: hashes and blocks of the whole path, and how many of its tail go now."""
 
 
 class RadixIndex:
-    """Prefix hash -> block id, with LRU eviction of what nobody holds."""
+    """Prefix hash -> block id, with eviction of what nobody holds."""
 
-    def __init__(self, pool: BlockPool, log: EventLog) -> None:
+    def __init__(self, pool: BlockPool, log: EventLog, policy: EvictionPolicy = EvictionPolicy.LRU) -> None:
         """Start empty.
 
         Args:
             pool: tells which blocks are held; the index sets and clears its cached flags.
             log: receives every entry that comes or goes.
+            policy: which leaf goes first.
         """
         self._pool = pool
         self._log = log
-        self._root = Node(None, 0, 0, 0)
+        self._root = Node(None, 0, 0)
         self._block_of: dict[bytes, int] = {}
         self._node_of: dict[int, Node] = {}
         self._depth_of: dict[int, int] = {}
-        self._leaves: LruQueue[Node] = LruQueue()
-        self._clock = 0
+        self._order: EvictionOrder[Node] = EvictionOrder(policy, pool.num_blocks)
         self._num_created = 0
         self.num_nodes = 0
         self.num_evictable = 0
@@ -51,6 +55,11 @@ class RadixIndex:
     def __len__(self) -> int:
         """Number of entries."""
         return len(self._block_of)
+
+    @property
+    def policy(self) -> EvictionPolicy:
+        """Which leaf goes first."""
+        return self._order.policy
 
     def has(self, block: int) -> bool:
         """Tell whether the block is in the index."""
@@ -67,36 +76,50 @@ class RadixIndex:
                 high = middle
         return low
 
-    def use(self, hashes: Sequence[bytes]) -> list[int]:
-        """Return the blocks of the matching head of `hashes` and make that path the most recently used.
+    def match_reused(self, hashes: Sequence[bytes]) -> int:
+        """Return how many leading hashes of one path were used after they were inserted; changes nothing."""
+        low, high = 0, self.match(hashes)
+        while low < high:
+            middle = (low + high) // 2
+            if self._node_of[self._block_of[hashes[middle]]].reused:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def blocks_of(self, hashes: Sequence[bytes]) -> list[int]:
+        """Return the blocks of the matching head of `hashes`; changes nothing."""
+        return [self._block_of[h] for h in hashes[: self.match(hashes)]]
+
+    def use(self, hashes: Sequence[bytes], priority: int = 0) -> list[int]:
+        """Return the blocks of the matching head of `hashes` and count a use of that path.
 
         The caller holds them before anything else happens here.
         """
-        blocks = [self._block_of[h] for h in hashes[: self.match(hashes)]]
+        blocks = self.blocks_of(hashes)
         if blocks:
-            self._clock += 1
-            node = self._node_ending_at(blocks[-1])
-            while node is not self._root:
-                node.used = self._clock
-                assert node.parent is not None, f"node {node.serial} hangs in the air"
-                node = node.parent
+            self._order.use(self._node_ending_at(blocks[-1]).ancestry(), priority)
         return blocks
 
-    def insert(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+    def demote(self, hashes: Sequence[bytes]) -> None:
+        """Make the matching head of `hashes` the first to go among equals."""
+        known = self.match(hashes)
+        if known:
+            for node in self._node_ending_at(self._block_of[hashes[known - 1]]).ancestry():
+                self._order.demote(node)
+
+    def insert(self, hashes: Sequence[bytes], blocks: Sequence[int], priority: int = 0) -> None:
         """Add the entries of one path, given from its first block on; the blocks of new entries must be held.
 
         Entries that exist keep their block: two requests that computed one prefix at the same time leave one entry.
         """
         assert len(hashes) == len(blocks), f"{len(hashes)} hashes for {len(blocks)} blocks"
         known = self.match(hashes)
+        if known:
+            self._prefer(self._block_of[hashes[known - 1]], priority)
         if known == len(hashes):
             return
-        tip = self._node_ending_at(self._block_of[hashes[known - 1]]) if known else self._root
-        node = tip
-        if tip is self._root or tip.children:
-            self._clock += 1
-            node = self._create(tip, known, self._clock)
-            tip.children[hashes[known]] = node
+        node = self._node_for(hashes, known, priority)
         parent = hashes[known - 1] if known else b""
         for depth in range(known, len(hashes)):
             block, block_hash = blocks[depth], hashes[depth]
@@ -119,29 +142,30 @@ class RadixIndex:
             node.last_held = offset
             self._settle(node)
 
-    def unpin(self, blocks: Sequence[int]) -> None:
-        """Note that indexed blocks lost their last reference, all in one use; that use counts as the latest."""
-        if blocks:
-            self._clock += 1
+    def unpin(self, blocks: Sequence[int], *, touch: bool = True) -> None:
+        """Note that indexed blocks lost their last reference, all at once; if `touch`, their runs are recent now."""
+        now = self._order.tick()
+        touched: Node | None = None
         for block in blocks:
             node = self._node_of[block]
-            node.used = self._clock
+            if touch and node is not touched:
+                touched = node
+                self._order.touch(node, now)
             if self._depth_of[block] - node.start == node.last_held:
                 node.last_held = node.find_last_held(self._pool, node.last_held - 1)
                 self._settle(node)
             else:
                 self._queue(node)
 
-    def evict(self, count: int) -> int:
-        """Drop up to `count` unheld blocks, least recently used leaf first, from its tail; return how many."""
-        dropped = 0
-        while dropped < count and (node := self._leaves.pop()) is not None:
-            if not node.evictable:
-                continue
-            num_tail = min(count - dropped, node.evictable)
-            self._drop_tail(node, num_tail)
-            dropped += num_tail
+    def evict(self, count: int, on_evict: OnEvict | None = None) -> int:
+        """Drop up to `count` unheld blocks to make room, leaf by leaf from the tail; return how many."""
+        dropped = self._drop_leaves(count, on_evict)
+        self._order.note_evicted(dropped)
         return dropped
+
+    def flush(self) -> int:
+        """Drop every block that no held one builds on; return how many."""
+        return self._drop_leaves(self.num_evictable, None)
 
     def forget(self, block_hash: bytes) -> None:
         """Drop an entry and all that follow it, held or not; held blocks stay with their holders, now unindexed."""
@@ -152,15 +176,19 @@ class RadixIndex:
         offset = self._depth_of[block] - node.start
         if offset:
             self._split(node, offset)
-        for below in reversed(list(self._walk(node))):
+        for below in reversed(list(node.walk())):
             below.last_held = -1
             self._settle(below)
             self._drop_tail(below, len(below.blocks))
 
+    def set_policy(self, policy: EvictionPolicy) -> None:
+        """Let another policy decide from now on, by what is known of every run: O(nodes)."""
+        self._order.set_policy(policy, self._root.walk())
+
     def snapshot(self) -> list[tuple[bytes, bytes]]:
         """Return (hash, parent hash) of every entry, parents first; b"" is the parent of a first block."""
         entries: list[tuple[bytes, bytes]] = []
-        for node in self._walk(self._root):
+        for node in self._root.walk():
             parent = node.parent.hashes[-1] if node.parent is not None and node.parent.hashes else b""
             for block_hash in node.hashes:
                 entries.append((block_hash, parent))
@@ -169,12 +197,16 @@ class RadixIndex:
 
     def count_shared(self) -> int:
         """Number of entries above a branch, so common to several paths: O(nodes)."""
-        return sum(len(node.blocks) for node in self._walk(self._root) if len(node.children) > 1)
+        above_branch: set[Node] = set()
+        for node in reversed(list(self._root.walk())):
+            if len(node.children) > 1 or not above_branch.isdisjoint(node.children.values()):
+                above_branch.add(node)
+        return sum(len(node.blocks) for node in above_branch)
 
     def check(self) -> None:
         """Assert the invariants by walking the whole tree."""
         evictable = num_nodes = 0
-        for node in self._walk(self._root):
+        for node in self._root.walk():
             self._check_node(node)
             evictable += node.evictable
             num_nodes += node is not self._root
@@ -182,6 +214,7 @@ class RadixIndex:
         assert num_nodes == self.num_nodes, f"{num_nodes} nodes, noted {self.num_nodes}"
         counts = (len(self._block_of), len(self._node_of), len(self._depth_of), len(self.snapshot()))
         assert len(set(counts)) == 1, f"entries by hash, node, depth, tree: {counts}"
+        self._order.check(self._root.walk())
 
     def _check_node(self, node: Node) -> None:
         for offset, (block_hash, block) in enumerate(zip(node.hashes, node.blocks, strict=True)):
@@ -189,19 +222,32 @@ class RadixIndex:
             assert filed == (block, node), f"block {block} of node {node.serial} is misfiled: {filed}"
             assert self._depth_of[block] == node.start + offset, f"block {block} is not at depth {node.start + offset}"
         node.check(self._pool)
+        if node.evictable and not node.children:
+            assert self._order.is_in_place(node), f"leaf {node.serial} is not queued under its rank"
+        for child in node.children.values():
+            above = (node is self._root) or (node.reused >= child.reused and node.priority >= child.priority)
+            assert above, f"node {child.serial} ranks above its parent {node.serial}"
 
-    def _create(self, parent: Node, start: int, used: int) -> Node:
+    def _create(self, parent: Node, start: int) -> Node:
         self._num_created += 1
         self.num_nodes += 1
-        return Node(parent, start, self._num_created, used)
+        return Node(parent, start, self._num_created)
 
-    def _walk(self, top: Node) -> Iterator[Node]:
-        """Yield `top` and all nodes below it, parents first, in order of insertion."""
-        stack = [top]
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(reversed(node.children.values()))
+    def _prefer(self, block: int, priority: int) -> None:
+        """Raise the priority of the path that ends with `block`."""
+        if self._node_of[block].priority < priority:
+            self._order.prefer(self._node_ending_at(block).ancestry(), priority)
+
+    def _node_for(self, hashes: Sequence[bytes], known: int, priority: int) -> Node:
+        """Return the node that new blocks after the first `known` ones of a path go to, which may be a new one."""
+        tip = self._node_ending_at(self._block_of[hashes[known - 1]]) if known else self._root
+        node = tip
+        if tip is self._root or tip.children or not self._order.suits(tip, priority):
+            self._order.remove(tip)
+            node = self._create(tip, known)
+            tip.children[hashes[known]] = node
+        self._order.admit(node, priority)
+        return node
 
     def _node_ending_at(self, block: int) -> Node:
         """Return the node whose last block is `block`, splitting the one that has it inside."""
@@ -212,8 +258,9 @@ class RadixIndex:
     def _split(self, lower: Node, at: int) -> Node:
         """Move the first `at` blocks of a node into a new parent of it, and return that parent."""
         assert lower.parent is not None, "the root has nothing to split"
-        upper = self._create(lower.parent, lower.start, lower.used)
+        upper = self._create(lower.parent, lower.start)
         lower.move_head(upper, at, self._pool)
+        self._order.split(upper, lower)
         for block in upper.blocks:
             self._node_of[block] = upper
         return upper
@@ -235,12 +282,26 @@ class RadixIndex:
     def _queue(self, node: Node) -> None:
         """Put a leaf that has something to evict into the eviction queue."""
         if node.evictable and not node.children:
-            self._leaves.put(node)
+            self._order.put(node)
+
+    def _drop_leaves(self, count: int, on_evict: OnEvict | None) -> int:
+        dropped = 0
+        while dropped < count and (node := self._order.first()) is not None:
+            num_tail = min(count - dropped, node.evictable)
+            if not num_tail:
+                self._order.remove(node)
+                continue
+            if on_evict is not None:
+                on_evict(*node.path(), num_tail)
+            self._drop_tail(node, num_tail)
+            dropped += num_tail
+        return dropped
 
     def _drop_tail(self, node: Node, count: int) -> None:
         """Remove the last `count` blocks of a leaf from the index, and the leaf itself when it is empty then."""
         parent = node.parent
         assert parent is not None and not node.children, f"node {node.serial} is no leaf"
+        self._order.shrink(node, count)
         for _ in range(count):
             block, block_hash = node.blocks.pop(), node.hashes.pop()
             del self._block_of[block_hash], self._node_of[block], self._depth_of[block]
@@ -252,5 +313,4 @@ class RadixIndex:
         if not node.blocks:
             self.num_nodes -= 1
             node.parent = None
-            self._leaves.remove(node)
             self._settle(parent)

@@ -2,10 +2,13 @@
 
 Invariants: a node without blocks is the root or has left the tree; children are keyed by their first hash and start
 where the node ends; `pinned` and `evictable` say what `last_held` and the children amount to, as last settled by the
-index. Knows nothing about lookups, recency or other nodes than its neighbours.
+index. All blocks of a node were inserted and used alike, so they have one rank. Knows nothing about lookups, what the
+rank means, or nodes beyond its neighbours (`walk` and `path` follow the links).
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from common.kv.block_pool import BlockPool
 
@@ -18,13 +21,15 @@ class Node:
         start: number of blocks before the first one on its path.
         parent: None for the root and for a node that left the tree.
         children: by first hash.
-        serial, used, queued: order of creation, time of last use, place in the eviction queue (see `eviction.Leaf`).
+        serial: order of creation.
+        used, uses, age, reused, protected, priority: belong to the eviction order (see `eviction.Ranked`).
         last_held: offset of the last held block, -1 when none is.
         num_pinned_children: children with a held block in their subtree.
         pinned, evictable: whether it must stay for a held block in it or below; how many blocks of its tail need not.
     """
 
     __slots__ = (
+        "age",
         "blocks",
         "children",
         "evictable",
@@ -33,13 +38,16 @@ class Node:
         "num_pinned_children",
         "parent",
         "pinned",
-        "queued",
+        "priority",
+        "protected",
+        "reused",
         "serial",
         "start",
         "used",
+        "uses",
     )
 
-    def __init__(self, parent: Node | None, start: int, serial: int, used: int) -> None:
+    def __init__(self, parent: Node | None, start: int, serial: int) -> None:
         """Make a node without blocks; its parent does not know it yet."""
         self.hashes: list[bytes] = []
         self.blocks: list[int] = []
@@ -47,12 +55,38 @@ class Node:
         self.parent = parent
         self.children: dict[bytes, Node] = {}
         self.serial = serial
-        self.used = used
+        self.used = self.age = self.priority = 0
+        self.uses = 1
+        self.reused = self.protected = False
         self.last_held = -1
         self.num_pinned_children = 0
         self.pinned = False
         self.evictable = 0
-        self.queued = -1
+
+    def walk(self) -> Iterator[Node]:
+        """Yield this node and all below it, parents first, in order of insertion."""
+        stack = [self]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(reversed(node.children.values()))
+
+    def ancestry(self) -> list[Node]:
+        """Return this node and those above it up to the root, which is left out."""
+        nodes, node = [], self
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes
+
+    def path(self) -> tuple[list[bytes], list[int]]:
+        """Return hashes and blocks from the first block of the path to the last one of this node."""
+        hashes: list[bytes] = []
+        blocks: list[int] = []
+        for node in reversed(self.ancestry()):
+            hashes += node.hashes
+            blocks += node.blocks
+        return hashes, blocks
 
     def count_evictable(self) -> int:
         """Return the number of blocks after the last held one, 0 if a child must stay."""
@@ -103,5 +137,3 @@ class Node:
         last_held = self.find_last_held(pool, len(self.blocks) - 1)
         stale = (self.last_held, self.pinned, self.evictable) != (last_held, self.must_stay(), self.count_evictable())
         assert not stale, f"node {self.serial}: {self.last_held}, {self.pinned}, {self.evictable} is stale"
-        if self.evictable and not self.children:
-            assert self.queued == self.used, f"leaf {self.serial} is not queued under {self.used}"

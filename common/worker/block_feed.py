@@ -1,4 +1,4 @@
-"""The index's changes as a numbered stream for routers.
+"""The changes of a worker's indexes, one per tier, as one numbered stream for routers.
 
 Every change gets the next `seq` of this life of the worker. A subscriber first gets a snapshot that carries the seq it
 is true at, then the events after it. One that falls too far behind is cut off and subscribes anew: the log itself
@@ -8,10 +8,10 @@ keeps nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
-from common.kv.events import BlockEvent, EventKind
+from common.kv.events import BlockEvent, EventKind, Snapshot
 
 SNAPSHOT_EVENTS_PER_BATCH = 2048
 MAX_PENDING_BATCHES = 1024
@@ -31,16 +31,16 @@ class BlockFeed:
     """Numbers and distributes block events. Lives on the worker's loop.
 
     Args:
-        snapshot: returns (hash, parent hash) of all indexed blocks, parents first.
+        snapshots: for each tier, L1 first: returns (hash, parent hash) of all its indexed blocks, parents first.
     """
 
-    def __init__(self, snapshot: Callable[[], Sequence[tuple[bytes, bytes]]]) -> None:
-        self._snapshot = snapshot
+    def __init__(self, *snapshots: Snapshot) -> None:
+        self._snapshots = snapshots
         self._seq = 0
         self._subscribers: set[asyncio.Queue[EventBatch | None]] = set()
 
     def publish(self, events: Sequence[BlockEvent]) -> None:
-        """Number events and hand them to all subscribers; those whose queue is full are dropped."""
+        """Number events of any tiers and hand them to all subscribers; those whose queue is full are dropped."""
         if not events:
             return
         self._seq += len(events)
@@ -61,7 +61,7 @@ class BlockFeed:
     async def watch(self) -> AsyncGenerator[EventBatch, None]:
         """A snapshot, then every event after it; ends when this subscriber fell too far behind."""
         queue: asyncio.Queue[EventBatch | None] = asyncio.Queue(MAX_PENDING_BATCHES)
-        entries, seq = self._snapshot(), self._seq
+        entries, seq = self._entries(), self._seq
         self._subscribers.add(queue)
         try:
             for batch in _snapshot_batches(entries, seq):
@@ -74,9 +74,15 @@ class BlockFeed:
         finally:
             self._subscribers.discard(queue)
 
+    def _entries(self) -> list[BlockEvent]:
+        return [
+            BlockEvent(EventKind.STORED, block, parent, tier)
+            for tier, snapshot in enumerate(self._snapshots, start=1)
+            for block, parent in snapshot()
+        ]
 
-def _snapshot_batches(entries: Sequence[tuple[bytes, bytes]], seq: int) -> list[EventBatch]:
-    events = [BlockEvent(EventKind.STORED, block, parent) for block, parent in entries]
+
+def _snapshot_batches(events: Sequence[BlockEvent], seq: int) -> list[EventBatch]:
     starts = range(0, max(1, len(events)), SNAPSHOT_EVENTS_PER_BATCH)
     parts = [events[start : start + SNAPSHOT_EVENTS_PER_BATCH] for start in starts]
     return [EventBatch(seq, part, snapshot=True, snapshot_end=part is parts[-1]) for part in parts]

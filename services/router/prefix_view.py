@@ -30,7 +30,13 @@ class ChangeKind(IntEnum):
 
 
 Change = tuple[int, bytes, int]
-"""(ChangeKind, prefix hash, tier 1 or 2); CLEARED uses the kind only."""
+"""(ChangeKind, prefix hash, tier 1 or 2). CLEARED has no hash; its tier may be 0, which means all of them.
+
+A change of a tier that this router does not know is skipped.
+"""
+
+_ALL_TIERS = 3
+"""As bits of one worker, like 1 and 2."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -155,8 +161,10 @@ class PrefixView:
 
     def _apply(self, feed: _Feed, changes: Sequence[Change]) -> None:
         for kind, prefix_hash, tier in changes:
+            if tier > 2:
+                continue
             if kind == ChangeKind.CLEARED:
-                self._clear(feed)
+                self._clear(feed, tier or _ALL_TIERS)
             elif kind == ChangeKind.STORED:
                 self._store(feed, prefix_hash, tier)
             elif kind == ChangeKind.REMOVED:
@@ -181,6 +189,6 @@ class PrefixView:
         else:
             self._bits.pop(prefix_hash, None)
 
-    def _clear(self, feed: _Feed) -> None:
+    def _clear(self, feed: _Feed, tiers: int = _ALL_TIERS) -> None:
         for prefix_hash in list(feed.blocks):
-            self._remove(feed, prefix_hash, 3)
+            self._remove(feed, prefix_hash, tiers)

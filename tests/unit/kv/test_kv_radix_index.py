@@ -133,17 +133,15 @@ def test_release_counts_as_use() -> None:
 
 
 def test_release_in_the_middle_of_a_node_counts_as_use_too() -> None:
-    """Somebody holds b but, having computed its own copy, not a: so a is released while b and c share its node."""
+    """Blocks a and b of the node abc are held by two; the first lets go, so c is as recent as that."""
     rig = Rig()
-    first = rig.add("a", keep=True)
-    second = rig.pool.allocate(2)
-    rig.index.insert(path("ab"), second)
-    rig.add("abc")
+    first = rig.add("abc", keep=True)
+    rig.release(first[2:])
     rig.add("z")
+    rig.release(first[:1])
     assert rig.index.num_nodes == 2
-    rig.release(first)
     assert rig.evict(2) == [*path("z"), path("abc")[2]]
-    rig.release(second)
+    rig.release(first[1:2])
 
 
 def test_held_blocks_and_those_above_them_stay() -> None:
@@ -233,6 +231,9 @@ def test_the_same_calls_evict_the_same_blocks() -> None:
         lambda index: setattr(index._node_of[0], "num_pinned_children", 1),
         lambda index: setattr(index._node_of[2], "last_held", 0),
         lambda index: setattr(index._node_of[2], "used", 99),
+        lambda index: setattr(index._node_of[2], "protected", True),
+        lambda index: setattr(index._node_of[2], "priority", 1),
+        lambda index: setattr(index._order, "num_protected", 1),
         lambda index: setattr(index._node_of[2], "start", 0),
     ],
 )
