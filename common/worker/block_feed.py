@@ -34,7 +34,7 @@ class BlockFeed:
         snapshots: for each tier, L1 first: returns (hash, parent hash) of all its indexed blocks, parents first.
     """
 
-    def __init__(self, *snapshots: Snapshot) -> None:
+    def __init__(self, snapshots: Sequence[Snapshot]) -> None:
         self._snapshots = snapshots
         self._seq = 0
         self._subscribers: set[asyncio.Queue[EventBatch | None]] = set()

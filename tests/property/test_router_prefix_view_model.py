@@ -24,7 +24,7 @@ CHANGES = st.lists(
     st.one_of(
         st.builds(change, st.just(ChangeKind.STORED), BLOCKS, TIERS),
         st.builds(change, st.just(ChangeKind.REMOVED), BLOCKS, TIERS),
-        st.just((ChangeKind.CLEARED, b"", 0)),
+        st.sampled_from([(ChangeKind.CLEARED, b"", tier) for tier in (0, 1, 2)]),
     ),
     max_size=6,
 )
@@ -53,7 +53,7 @@ def test_the_view_equals_a_dict_of_sets(steps: list[tuple[str, WorkerKey, list[C
             elif kind == ChangeKind.REMOVED:
                 held.discard((block, tier))
             else:
-                held.clear()
+                held.difference_update({(name, t) for name, t in held if tier in (0, t)})
         model[key] = held
     names = {key: {block for block, _ in held} for key, held in model.items()}
     assert len(view) == len(set().union(*names.values()))

@@ -72,6 +72,26 @@ def test_cleared_counts_as_one_change() -> None:
     assert view.num_blocks(A) == 1
 
 
+def test_cleared_empties_the_tier_it_names_and_no_other() -> None:
+    view = PrefixView(100)
+    snapshot(view, A, [*stored(0, 1, 2), *stored(0, 1, tier=2)])
+    snapshot(view, B, [*stored(0), *stored(0, tier=2)])
+    assert view.handle(A, Update(1, [(ChangeKind.CLEARED, b"", 1)]))
+    assert view.match(HASHES) == {A: 2, B: 1}
+    assert view.handle(A, Update(3, [(ChangeKind.CLEARED, b"", 2), *stored(0)]))
+    assert view.match(HASHES) == {A: 1, B: 1}
+    assert view.handle(A, Update(4, removed(0)))
+    assert view.match(HASHES) == {B: 1}
+
+
+def test_a_tier_this_router_does_not_know_touches_nobody() -> None:
+    view = PrefixView(100)
+    snapshot(view, A, stored(0))
+    snapshot(view, B)
+    assert view.handle(A, Update(3, [*stored(0, 1, tier=4), (ChangeKind.CLEARED, b"", 3)]))
+    assert view.match(HASHES) == {A: 1} and view.num_blocks(A) == 1
+
+
 def test_a_removed_worker_leaves_nothing_and_its_slot_is_used_again() -> None:
     view = PrefixView(100)
     snapshot(view, A, stored(0, 1))

@@ -15,7 +15,7 @@ def stored(number: int) -> BlockEvent:
 
 async def test_a_subscriber_gets_the_snapshot_then_what_follows() -> None:
     entries = [(b"\x00", b""), (b"\x01", b"\x00")]
-    feed = BlockFeed(lambda: entries)
+    feed = BlockFeed([lambda: entries])
     feed.publish([stored(0), stored(1)])
     feed.publish([])
     watch = feed.watch()
@@ -30,15 +30,30 @@ async def test_a_subscriber_gets_the_snapshot_then_what_follows() -> None:
 
 
 async def test_an_empty_index_has_a_snapshot_too() -> None:
-    watch = BlockFeed(lambda: []).watch()
+    watch = BlockFeed([lambda: []]).watch()
     assert await anext(watch) == EventBatch(0, [], snapshot=True, snapshot_end=True)
+    await watch.aclose()
+
+
+async def test_the_snapshot_tells_every_tier_and_events_keep_theirs() -> None:
+    feed = BlockFeed([lambda: [(b"a", b""), (b"b", b"a")], lambda: [(b"a", b"")]])
+    watch = feed.watch()
+    first = await anext(watch)
+    assert [(event.hash, event.parent, event.tier) for event in first.events] == [
+        (b"a", b"", 1),
+        (b"b", b"a", 1),
+        (b"a", b"", 2),
+    ]
+    changes = [BlockEvent(EventKind.CLEARED, tier=2), BlockEvent(EventKind.REMOVED, b"b", tier=1)]
+    feed.publish(changes)
+    assert await anext(watch) == EventBatch(2, changes)
     await watch.aclose()
 
 
 async def test_a_large_snapshot_comes_in_parts_and_only_the_last_says_so() -> None:
     size = block_feed.SNAPSHOT_EVENTS_PER_BATCH
     entries = [(number.to_bytes(4, "big"), b"") for number in range(2 * size + 1)]
-    watch = BlockFeed(lambda: entries).watch()
+    watch = BlockFeed([lambda: entries]).watch()
     parts = [await anext(watch) for _ in range(3)]
     assert [len(part.events) for part in parts] == [size, size, 1]
     assert [part.snapshot_end for part in parts] == [False, False, True]
@@ -48,7 +63,7 @@ async def test_a_large_snapshot_comes_in_parts_and_only_the_last_says_so() -> No
 
 async def test_changes_during_a_snapshot_follow_it() -> None:
     size = block_feed.SNAPSHOT_EVENTS_PER_BATCH
-    feed = BlockFeed(lambda: [(number.to_bytes(4, "big"), b"") for number in range(size + 1)])
+    feed = BlockFeed([lambda: [(number.to_bytes(4, "big"), b"") for number in range(size + 1)]])
     watch = feed.watch()
     await anext(watch)
     feed.publish([stored(7)])
@@ -58,7 +73,7 @@ async def test_changes_during_a_snapshot_follow_it() -> None:
 
 
 async def test_a_subscriber_that_is_too_slow_is_cut_off_after_what_it_had() -> None:
-    feed = BlockFeed(lambda: [])
+    feed = BlockFeed([lambda: []])
     slow, quick = feed.watch(), feed.watch()
     await anext(slow)
     await anext(quick)
@@ -73,7 +88,7 @@ async def test_a_subscriber_that_is_too_slow_is_cut_off_after_what_it_had() -> N
 
 
 async def test_closing_ends_those_who_wait_and_those_who_do_not() -> None:
-    feed = BlockFeed(lambda: [])
+    feed = BlockFeed([lambda: []])
     waiting, behind = feed.watch(), feed.watch()
     await anext(waiting)
     await anext(behind)
@@ -86,7 +101,7 @@ async def test_closing_ends_those_who_wait_and_those_who_do_not() -> None:
 
 
 async def test_leaving_unsubscribes() -> None:
-    feed = BlockFeed(lambda: [])
+    feed = BlockFeed([lambda: []])
     watch = feed.watch()
     await anext(watch)
     await watch.aclose()
