@@ -13,8 +13,8 @@ Invariants of both:
 * A promise is not a hit: a lookup's HIT only means that the lease may be read. A block counts once its read says HIT.
 * Faults are answers, not exceptions: only a caller's bug (an assert) or its own cancellation leaves these calls raised.
 * Every call returns within about its `deadline_s`, whatever the store does; what has no answer by then is ERROR.
-* After `read` has returned, raised or been cancelled, no byte is written into any of its targets any more; after `put`
-  likewise no payload is read any more, and an object that was not reported is either absent or whole.
+* After `read` has returned, raised or been cancelled, no byte is written into any of its targets any more. After `put`
+  likewise payloads may change: what a late thread still reads never becomes an object. Objects are absent or whole.
 * Nothing is sorted or dropped: answers come one per key, in the order of the call. Names may repeat within a call.
 
 Knows nothing of tokens, requests, tensors or who may see what: that is in the key's namespace and prefix hash.

@@ -1,0 +1,84 @@
+"""Seals and inspects batches of blocks, in threads: hashing costs more than reading from memory.
+
+It knows the tag key, and so the names under which a store keeps what is sealed with it. It knows no store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+
+from common.cache.header import Damage, inspect, make_header
+from common.cache.l3 import BlockKey, SealedBlock, Slot, State
+from common.cache.threads import IoThreads, Job
+from common.transport.tag import Tagger
+
+
+class Sealer:
+    """Makes headers before a put and judges what a read brought; used on one loop."""
+
+    def __init__(self, tagger: Tagger, num_threads: int) -> None:
+        self._tagger = tagger
+        self._threads = IoThreads("l3-seal", num_threads)
+
+    def space(self, namespace: bytes) -> bytes:
+        """Namespace under which a store keeps blocks of `namespace` sealed with this key."""
+        length = struct.pack("<I", len(namespace))
+        return hashlib.sha256(b"pando-l3-space-1" + self._tagger.key_id + length + namespace).digest()
+
+    def stored(self, key: BlockKey) -> BlockKey:
+        """Key under which a store keeps a block sealed with this key."""
+        return BlockKey(self.space(key.namespace), key.prefix_hash, key.part)
+
+    async def seal(self, blocks: Sequence[tuple[BlockKey, memoryview]], deadline_s: float) -> list[SealedBlock] | None:
+        """Blocks as a store takes them, under their stored keys; None when time is up."""
+        headers = [b""] * len(blocks)
+
+        def make(job: Job, number: int) -> None:
+            header = make_header(*blocks[number], self._tagger)
+            job.commit(lambda: headers.__setitem__(number, header))
+
+        if not await self._threads.for_each(range(len(blocks)), make, deadline_s):
+            return None
+        return [
+            SealedBlock(self.stored(key), header, payload.cast("B"))
+            for (key, payload), header in zip(blocks, headers, strict=True)
+        ]
+
+    async def inspect(
+        self, keys: Sequence[BlockKey], slots: Sequence[Slot], states: list[State], deadline_s: float
+    ) -> dict[int, Damage]:
+        """Compare what landed with what it must be.
+
+        Args:
+            keys: one per slot, as the worker knows them.
+            slots: where it landed.
+            states: a backend's answers, corrected in place: a HIT that does not pass becomes CORRUPT, and one that
+                nobody looked at in time ERROR.
+            deadline_s: seconds from now.
+
+        Returns:
+            What is wrong, by number of the slot.
+        """
+        damage = {number: Damage.LENGTH for number, state in enumerate(states) if state is State.CORRUPT}
+        landed = [number for number, state in enumerate(states) if state is State.HIT]
+        for number in landed:
+            states[number] = State.ERROR
+
+        def judge(number: int, found: Damage | None) -> None:
+            states[number] = State.HIT if found is None else State.CORRUPT
+            if found is not None:
+                damage[number] = found
+
+        def look(job: Job, number: int) -> None:
+            slot = slots[number]
+            found = inspect(slot.header, keys[number], slot.payload, self._tagger)
+            job.commit(lambda: judge(number, found))
+
+        await self._threads.for_each(landed, look, deadline_s)
+        return damage
+
+    def close(self) -> None:
+        """End the threads; later batches have no time."""
+        self._threads.close()
