@@ -1,0 +1,1 @@
+"""A language for programs that call the model many times."""
