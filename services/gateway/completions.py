@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from common.base.errors import PandoError
 from pando.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenizeRequest
 from services.gateway.client import RouterClient
+from services.gateway.errors import error_body
 from services.gateway.generation import Generation, Head, request_ids
-from services.gateway.logprobs import CompletionLogprobs, joined
+from services.gateway.logprobs import CompletionLogprobs, joined, prompt_logprobs
 from services.gateway.openai_types import CompletionRequest
 from services.gateway.prompts import Prompt, put
 from services.gateway.sampling import to_sampling
-from services.gateway.sse import event
+from services.gateway.sse import DONE, event
 from services.gateway.transcript import Slot, Transcript
 from services.gateway.usage import final_usage, running_usage
 
@@ -55,14 +57,14 @@ def to_generation(body: CompletionRequest, prompts: list[Prompt], echoes: list[E
         writer=CompletionWriter(body, head, transcript, echoes),
         stream=bool(body.stream),
         timeout_s=body.timeout_s,
-        names={"prompt_logprobs": "logprobs"},
+        names={"prompt_logprobs": "logprobs"} if body.prompt_logprobs is None else {},
     )
 
 
 def _request(body: CompletionRequest, prompt: Prompt, request_id: str) -> GenerateRequest:
     sampling = to_sampling(body, max_tokens=_max_tokens(body), logprobs=body.logprobs)
     if body.echo and body.logprobs is not None:
-        sampling.prompt_logprobs = body.logprobs
+        sampling.prompt_logprobs = max(body.logprobs, body.prompt_logprobs or 0)
     request = GenerateRequest(
         request_id=request_id,
         model=body.model or "",
@@ -110,10 +112,14 @@ class CompletionWriter:
         return event(chunk)
 
     def tail(self) -> bytes:
-        """The usage chunk, if asked for."""
+        """The usage chunk, if asked for, and the end."""
         if not self._body.include_usage:
-            return b""
-        return event({**self._head, "choices": [], "usage": final_usage(self._transcript)})
+            return DONE
+        return event({**self._head, "choices": [], "usage": final_usage(self._transcript)}) + DONE
+
+    def failed(self, error: PandoError) -> bytes:
+        """The error, and the end."""
+        return event(error_body(error)) + DONE
 
     def document(self) -> dict[str, Any]:
         """The whole answer."""
@@ -128,7 +134,10 @@ class CompletionWriter:
             token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
             prompt_token_ids=pieces[0].prompt_token_ids,
         )
-        return self._choice(slot, whole, slot.finish)
+        choice = self._choice(slot, whole, slot.finish)
+        if self._body.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(slot.prompt)
+        return choice
 
     def _piece(self, frame: GenerateResponse, slot: Slot, *, first: bool) -> _Piece:
         piece = _Piece("", [], [], list(frame.prompt.token_ids) if first else None)

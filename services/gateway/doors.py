@@ -47,7 +47,7 @@ class Doors:
         body = await self._read(request, ChatRequest)
         body.check()
         check_choices(1, body.num_choices, self.limits.max_choices)
-        return self._exchange(chat.to_generation(body, await self._head(request, body)))
+        return self._exchange(chat.to_generation(body, await self._head(request, body), self.limits))
 
     async def completions(self, request: Request) -> Response:
         """Continue one or more prompts."""

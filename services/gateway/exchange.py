@@ -21,10 +21,10 @@ from common.base.logging import get_logger
 from pando.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from services.gateway.client import RouterClient
 from services.gateway.context import Outcome, RequestContext, context_of, outcome_of
-from services.gateway.errors import JsonResponse, error_body, renamed
+from services.gateway.errors import JsonResponse, renamed
 from services.gateway.generation import Generation
 from services.gateway.metrics import GatewayMetrics, GenerationTimer
-from services.gateway.sse import EventStream, event
+from services.gateway.sse import EventStream
 from services.gateway.usage import final_usage
 
 Sink = Callable[[int, GenerateResponse], Awaitable[None]]
@@ -130,12 +130,12 @@ class Exchange(Response):
 
         try:
             await self._generate(on_frame)
-            await out.write(writer.tail())
         except Exception as error:
             if not out.started:
                 raise
-            await out.write(event(error_body(_note(error, context))))
-        await out.close()
+            await out.close(writer.failed(_note(error, context)))
+        else:
+            await out.close(writer.tail())
 
     async def _collect(self, timer: GenerationTimer) -> Any:
         transcript = self._generation.transcript

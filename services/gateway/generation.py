@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from common.base.errors import InvalidRequest
+from common.base.errors import InvalidRequest, PandoError
 from pando.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from services.gateway.transcript import Slot, Transcript
 
@@ -21,7 +21,10 @@ class Writer(Protocol):
         """Server-sent events for a frame; may be empty."""
 
     def tail(self) -> bytes:
-        """Events after the last frame, before the end mark."""
+        """Events after the last frame, with the end mark if this format has one."""
+
+    def failed(self, error: PandoError) -> bytes:
+        """What tells of a failure in mid-stream, with the end mark if this format has one."""
 
     def document(self) -> Any:
         """The whole answer, when it goes out in one piece and the transcript kept the frames."""

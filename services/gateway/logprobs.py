@@ -10,6 +10,7 @@ import codecs
 from collections.abc import Sequence
 from typing import Any
 
+from pando.v1.inference_pb2 import PromptInfo
 from pando.v1.types_pb2 import TokenLogprob
 
 LEAST = -9999.0
@@ -33,6 +34,25 @@ def _chat_entry(entry: TokenLogprob) -> dict[str, Any]:
 
 def _chat_token(token: bytes, logprob: float) -> dict[str, Any]:
     return {"token": token.decode(errors="replace"), "logprob": finite(logprob), "bytes": list(token)}
+
+
+def prompt_logprobs(prompt: PromptInfo) -> list[dict[str, Any] | None]:
+    """The extension `prompt_logprobs`: None for the first token, then the token and its alternatives by id."""
+    return [None, *(_by_id(entry) for entry in prompt.logprobs)]
+
+
+def _by_id(entry: TokenLogprob) -> dict[str, Any]:
+    others = enumerate(entry.top, 1)
+    top = {other.token_id: _ranked(other.logprob, rank, other.token) for rank, other in others}
+    return {str(key): value for key, value in {**top, entry.token_id: _own(entry)}.items()}
+
+
+def _own(entry: TokenLogprob) -> dict[str, Any]:
+    return _ranked(entry.logprob, entry.rank, entry.token)
+
+
+def _ranked(logprob: float, rank: int, token: bytes) -> dict[str, Any]:
+    return {"logprob": finite(logprob), "rank": rank, "decoded_token": token_string(token)}
 
 
 def token_string(token: bytes) -> str:

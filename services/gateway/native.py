@@ -9,14 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 from common.base.clock import Clock
+from common.base.errors import PandoError
 from pando.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from pando.v1.types_pb2 import SamplingParams, TokenLogprob
+from services.gateway.errors import error_body
 from services.gateway.generation import Generation, request_ids
 from services.gateway.logprobs import finite, token_string
 from services.gateway.native_types import GenerateBody
 from services.gateway.prompts import Prompt, put
 from services.gateway.sampling import bias_of
-from services.gateway.sse import event
+from services.gateway.sse import DONE, event
 from services.gateway.transcript import Slot, Transcript
 from services.gateway.usage import num_cached
 
@@ -121,8 +123,12 @@ class NativeWriter:
         return event(answer if self._single else {"index": slot.index, **answer})
 
     def tail(self) -> bytes:
-        """Nothing: the last event of each choice has its meta_info."""
-        return b""
+        """The end: the last event of each choice has its meta_info."""
+        return DONE
+
+    def failed(self, error: PandoError) -> bytes:
+        """The error, and the end."""
+        return event(error_body(error)) + DONE
 
     def document(self) -> Any:
         """One object, or a list."""

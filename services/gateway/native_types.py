@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from common.base.errors import InvalidRequest, Unsupported
+from common.base.errors import InvalidRequest
 from services.gateway.body import Body
 from services.gateway.openai_types import I32, U32, Seed, TopK, refuse_grammar
 from services.gateway.prompts import Prompt, split
@@ -79,7 +79,7 @@ class GenerateBody(Body):
             if extra.get(name) is not None:
                 raise InvalidRequest(f"{name}: only text and token ids are supported", param=name)
         if extra.get("lora_path") is not None:
-            raise Unsupported("lora_path: adapters are not supported", param="lora_path")
+            raise InvalidRequest("lora_path: adapters are not supported", param="lora_path")
         refuse_grammar(self.sampling.model_extra or {})
 
     def prompts(self, limit: int) -> list[Prompt]:

@@ -68,6 +68,7 @@ class SamplingFields(Body):
     priority: I32 | None = None
     session_id: str | None = None
     return_token_ids: bool | None = None
+    prompt_logprobs: U32 | None = None
     timeout_s: Annotated[float, Field(gt=0)] | None = None
 
     user: Any = None
@@ -75,6 +76,9 @@ class SamplingFields(Body):
     store: Any = None
     service_tier: Any = None
     safety_identifier: Any = None
+    moderation: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
 
     @property
     def num_choices(self) -> int:
@@ -99,6 +103,8 @@ class SamplingFields(Body):
         """
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options: only allowed when stream is true", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest("prompt_logprobs: only when stream is false", param="prompt_logprobs")
         refuse_grammar(self.model_extra or {})
 
 
@@ -110,6 +116,14 @@ class ChatMessage(Body):
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    function_call: dict[str, Any] | None = None
+
+    @property
+    def calls(self) -> list[dict[str, Any]] | None:
+        """The assistant's tool calls, also where they have the shape that came before tools."""
+        if self.tool_calls is None and self.function_call is not None:
+            return [{"type": "function", "function": self.function_call}]
+        return self.tool_calls
 
 
 class ChatRequest(SamplingFields):
@@ -131,7 +145,8 @@ class ChatRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
 
     function_call: Any = None
-    parallel_tool_calls: Any = None
+    parallel_tool_calls: bool | None = None
+    web_search_options: Any = None
     prediction: Any = None
     reasoning_effort: Any = None
     verbosity: Any = None
@@ -142,29 +157,31 @@ class ChatRequest(SamplingFields):
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs: needs logprobs to be true", param="top_logprobs")
         if self.add_generation_prompt is False and not self.continue_final_message:
-            raise Unsupported("add_generation_prompt: false is not supported", param="add_generation_prompt")
-        self._check_format()
-        self._check_tools()
+            raise InvalidRequest("add_generation_prompt: false is not supported", param="add_generation_prompt")
+        if self.web_search_options is not None:
+            raise InvalidRequest("web_search_options: there is no web search", param="web_search_options")
+        self._check_functions()
         self._check_media()
 
-    def _check_format(self) -> None:
-        if self.response_format is None:
-            return
-        kind = self.response_format.get("type")
-        if kind in ("json_object", "json_schema"):
-            raise Unsupported(f"response_format: type {kind} is not supported yet", param="response_format")
-        if kind != "text":
-            raise InvalidRequest(
-                "response_format: type must be text, json_object or json_schema", param="response_format"
-            )
+    @property
+    def wants_functions(self) -> bool:
+        """The request speaks of functions, as clients did before there were tools: so does the answer."""
+        return bool(self.functions)
 
-    def _check_tools(self) -> None:
-        if self.tools and self.tool_choice != "none":
-            raise Unsupported("tools: only supported with tool_choice none yet", param="tools")
-        if not self.tools and self.tool_choice not in (None, "none", "auto"):
-            raise InvalidRequest("tool_choice: only allowed when tools are given", param="tool_choice")
-        if self.functions:
-            raise Unsupported("functions: not supported, and deprecated; use tools", param="functions")
+    def tool_fields(self) -> tuple[list[dict[str, Any]] | None, Any, bool | None]:
+        """tools, tool_choice and parallel_tool_calls, from whichever fields have them."""
+        if not self.functions:
+            return self.tools, self.tool_choice, self.parallel_tool_calls
+        choice = self.function_call
+        if isinstance(choice, dict):
+            choice = {"type": "function", "function": choice}
+        return [{"type": "function", "function": function} for function in self.functions], choice, False
+
+    def _check_functions(self) -> None:
+        if self.functions and self.tools:
+            raise InvalidRequest("functions: not together with tools, which replace them", param="functions")
+        if self.function_call not in (None, "none", "auto") and not self.functions:
+            raise InvalidRequest("function_call: only allowed when functions are given", param="function_call")
 
     def _check_media(self) -> None:
         if self.audio is not None or "audio" in (self.modalities or []):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.base.errors import InvalidRequest
@@ -61,23 +61,29 @@ def put(request: inference_pb2.GenerateRequest, prompt: Prompt) -> None:
 
 
 def chat_prompt(
-    messages: Sequence[ChatMessage], *, continue_final_message: bool, template_kwargs: dict[str, Any] | None
+    messages: Sequence[ChatMessage],
+    *,
+    continue_final_message: bool,
+    template_kwargs: dict[str, Any] | None,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> types_pb2.ChatPrompt:
     """Messages for the template. Raises InvalidRequest on parts that are not text."""
     return types_pb2.ChatPrompt(
         messages=[_message(index, message) for index, message in enumerate(messages)],
         continue_final_message=continue_final_message,
         template_kwargs_json=dump_json(template_kwargs, "chat_template_kwargs") if template_kwargs else "",
+        tools_json=dump_json(tools, "tools") if tools else "",
     )
 
 
 def _message(index: int, message: ChatMessage) -> types_pb2.ChatMessage:
     at = f"messages[{index}]"
+    calls = message.calls
     return types_pb2.ChatMessage(
-        role=message.role,
+        role="tool" if message.role == "function" else message.role,
         content=_text(message.content, f"{at}.content"),
         name=message.name or "",
-        tool_calls_json=dump_json(message.tool_calls, f"{at}.tool_calls") if message.tool_calls else "",
+        tool_calls_json=dump_json(calls, f"{at}.tool_calls") if calls else "",
         tool_call_id=message.tool_call_id or "",
     )
 

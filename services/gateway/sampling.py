@@ -30,7 +30,9 @@ def to_sampling(fields: SamplingFields, max_tokens: int | None, logprobs: int | 
     Raises:
         InvalidRequest: a logit_bias key that is no token id.
     """
-    sampling = types_pb2.SamplingParams(max_tokens=max_tokens, logprobs=logprobs)
+    sampling = types_pb2.SamplingParams(
+        max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=fields.prompt_logprobs
+    )
     for name in _SAME_NAME:
         value = getattr(fields, name)
         if value is not None:

@@ -37,8 +37,8 @@ class EventStream:
         await self._start()
         await self._send({"type": "http.response.body", "body": events, "more_body": True})
 
-    async def close(self, last: bytes = DONE) -> None:
-        """Send the last event and end the response."""
+    async def close(self, last: bytes) -> None:
+        """Send the last events and end the response."""
         await self._start()
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.api_cases import CASES, Target, check_broken_stream, load_cases
+from tests.support.api_cases import CASES, STRUCTURED_CASES, Target, check_broken_stream, load_cases
 from tests.support.fake_inference import MODEL
 from tests.support.gateway_thread import GatewayThread
+
+ALL_CASES = CASES | STRUCTURED_CASES
 
 
 @pytest.fixture(scope="module")
@@ -20,14 +22,14 @@ def gateway() -> Iterator[GatewayThread]:
         running.settle()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ALL_CASES)
 def test_case(gateway: GatewayThread, name: str) -> None:
-    CASES[name](Target(gateway.url, MODEL))
+    ALL_CASES[name](Target(gateway.url, MODEL))
 
 
 def test_every_row_has_a_check_and_names_its_source() -> None:
     rows = load_cases()
-    assert set(rows) == set(CASES)
+    assert set(rows) == set(ALL_CASES)
     assert all(row["source"] for row in rows.values())
 
 
@@ -53,6 +55,14 @@ def _forget_cached(value: Any) -> Any:
 
 def _same_text(value: Any) -> Any:
     value["choices"][0]["text"] = "same"
+    return value
+
+
+def _null_arguments(value: Any) -> Any:
+    for event in value:
+        for choice in event["choices"]:
+            for call in choice["delta"].get("tool_calls", ()):
+                call["function"]["arguments"] = None
     return value
 
 
@@ -86,11 +96,13 @@ class Spoilt(Target):
         ("cached-tokens-never-null", _forget_cached),
         ("seed-is-used", _same_text),
         ("stop-string-over-token-boundary-stream", _shout),
+        ("json-schema-is-enforced", _shout),
+        ("tool-call-deltas-well-formed", _null_arguments),
     ],
 )
 def test_case_sees_a_defect(gateway: GatewayThread, name: str, defect: Callable[[Any], Any]) -> None:
     with pytest.raises(AssertionError):
-        CASES[name](Spoilt(gateway.url, MODEL, defect=defect))
+        ALL_CASES[name](Spoilt(gateway.url, MODEL, defect=defect))
 
 
 def test_broken_stream_check_sees_a_made_up_finish() -> None:

@@ -143,16 +143,18 @@ def _expand(value: Any, model: str) -> Any:
 
 Check = Callable[[Target], None]
 CASES: dict[str, Check] = {}
+STRUCTURED_CASES: dict[str, Check] = {}
+"""Those that need a server with grammars."""
 
 
-def _case(name: str) -> Callable[[Callable[[Target, Json], None]], Check]:
+def _case(name: str, cases: dict[str, Check] = CASES) -> Callable[[Callable[[Target, Json], None]], Check]:
     """Register a check under its id; it is called with the case's body."""
 
     def register(check: Callable[[Target, Json], None]) -> Check:
         def run(target: Target) -> None:
             check(target, _body(name, target))
 
-        CASES[name] = run
+        cases[name] = run
         return run
 
     return register
@@ -370,3 +372,70 @@ def check_error_body(target: Target, body: Json) -> None:
             assert error.code == "model_not_found" and error.param == "model"
         else:
             raise AssertionError("no NotFoundError")
+
+
+def _fits_one_integer(text: str) -> bool:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(value, dict) and set(value) == {"x"} and type(value["x"]) is int
+
+
+@_case("json-schema-is-enforced", STRUCTURED_CASES)
+def check_schema_enforced(target: Target, body: Json) -> None:
+    for n in (1, 2):
+        for choice in target.ok(CHAT, {**body, "n": n, "temperature": 0 if n == 1 else 1.0, "seed": 2})["choices"]:
+            assert choice["finish_reason"] in ("stop", "length")
+            if choice["finish_reason"] == "stop":
+                assert _fits_one_integer(choice["message"]["content"]), choice
+    wrapper = {"type": "json_schema", "json_schema": {"name": "p", "schema": "no"}}
+    assert target.refused(CHAT, {**body, "response_format": wrapper})["param"].startswith("response_format")
+
+
+@_case("json-schema-stream-has-finish", STRUCTURED_CASES)
+def check_cut_schema(target: Target, body: Json) -> None:
+    assert _finishes(target.stream(CHAT, body)) == ["length"]
+    long = target.stream(CHAT, {**body, "max_tokens": 200})
+    assert _finishes(long) in (["stop"], ["length"])
+    if _finishes(long) == ["stop"]:
+        assert isinstance(json.loads(text_of(long))["city"], str)
+
+
+@_case("tool-call-deltas-well-formed", STRUCTURED_CASES)
+def check_tool_calls(target: Target, body: Json) -> None:
+    schema = body["tools"][0]["function"]["parameters"]["properties"]
+    other = {"type": "function", "function": {**body["tools"][0]["function"], "name": "subtract"}}
+    roomy = {**body, "max_tokens": 120}
+    for ask in (body, {**roomy, "tools": [*body["tools"], other], "tool_choice": "required"}, {**roomy, "n": 2}):
+        events = target.stream(CHAT, ask)
+        for index in range(ask.get("n", 1)):
+            calls, finish = _joined_calls(events, index)
+            assert finish in ("tool_calls", "length")
+            if finish == "tool_calls":
+                assert calls and len({call["id"] for call in calls.values()}) == len(calls)
+                assert list(calls) == list(range(len(calls))), "numbered from 0"
+                for call in calls.values():
+                    arguments = json.loads(call["arguments"])
+                    assert set(arguments) == set(schema) and all(type(v) is int for v in arguments.values())
+    whole = target.ok(CHAT, {**roomy, "stream": False})["choices"][0]
+    if whole["finish_reason"] == "tool_calls":
+        assert whole["message"]["content"] is None and whole["message"]["tool_calls"][0]["function"]["name"] == "add"
+
+
+def _joined_calls(events: list[Json], index: int) -> tuple[dict[int, Json], str]:
+    """The calls of a choice and its finish_reason; checks the shape of every delta."""
+    calls: dict[int, Json] = {}
+    finish = ""
+    choices = [choice for event in events for choice in event["choices"] if choice["index"] == index]
+    for choice in choices:
+        for delta in choice["delta"].get("tool_calls", ()):
+            assert type(delta["index"]) is int and isinstance(delta["function"]["arguments"], str), delta
+            if delta["index"] not in calls:
+                assert delta["id"] and delta["type"] == "function" and delta["function"]["name"], delta
+                calls[delta["index"]] = {"id": delta["id"], "arguments": ""}
+            else:
+                assert not {"id", "type"} & set(delta) and "name" not in delta["function"], delta
+            calls[delta["index"]]["arguments"] += delta["function"]["arguments"]
+        finish = choice["finish_reason"] or finish
+    return calls, finish

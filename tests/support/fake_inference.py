@@ -15,6 +15,7 @@ from typing import Any
 
 from common.base.errors import InvalidRequest, ModelNotFound, PandoError
 from pando.v1 import inference_pb2, inference_pb2_grpc, types_pb2
+from tests.support.fake_grammar import sample
 
 MODEL = "fake-model"
 EOS = 256
@@ -164,6 +165,9 @@ class _Choice:
 
     def _source(self) -> Iterator[int]:
         text = decode(self._prompt)
+        if self._request.sampling.grammar.WhichOneof("kind") is not None:
+            yield from sample(self._request.sampling.grammar).encode()
+            yield EOS
         if "Repeat exactly: " in text:
             yield from text.split("Repeat exactly: ")[1].split("\n")[0].encode()
             yield EOS

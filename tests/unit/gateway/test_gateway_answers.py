@@ -11,11 +11,12 @@ from common.base.errors import Cancelled, Internal, PeerLost
 from pando.v1 import types_pb2
 from pando.v1.inference_pb2 import GenerateResponse, PromptInfo
 from pando.v1.types_pb2 import CachedTokens, TokenLogprob, TopLogprob, Usage
-from services.gateway.chat import ChatWriter
+from services.gateway.chat_writer import ChatWriter
 from services.gateway.completions import CompletionWriter, Echo
 from services.gateway.generation import Head
 from services.gateway.logprobs import CompletionLogprobs, chat_logprobs, finite, token_string
 from services.gateway.openai_types import ChatRequest, CompletionRequest
+from services.gateway.sse import DONE
 from services.gateway.transcript import Transcript
 from services.gateway.usage import final_usage, running_usage
 
@@ -49,7 +50,7 @@ def stream(body: ChatRequest, frames: list[GenerateResponse]) -> list[dict[str, 
     transcript = Transcript(1, body.num_choices, keep=False)
     writer = ChatWriter(body, HEAD, transcript)
     raw = b"".join(writer.events(entry, transcript.add(0, entry)) for entry in frames)
-    return events(raw + writer.tail())
+    return events((raw + writer.tail()).removesuffix(DONE))
 
 
 def test_transcript_numbers_slots_by_prompt_and_choice() -> None:
@@ -203,7 +204,7 @@ def test_completion_without_news_says_nothing() -> None:
     transcript = Transcript(1, 1, keep=False)
     writer = CompletionWriter(CompletionRequest(prompt="a"), HEAD, transcript, [])
     entry = frame("")
-    assert writer.events(entry, transcript.add(0, entry)) == b"" and writer.tail() == b""
+    assert writer.events(entry, transcript.add(0, entry)) == b"" and writer.tail() == DONE
 
 
 def test_logprobs_are_always_numbers() -> None:

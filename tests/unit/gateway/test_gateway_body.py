@@ -50,11 +50,14 @@ def chat(**fields: Any) -> ChatRequest:
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"response_format": {"type": "yaml"}}, "response_format"),
-        ({"tool_choice": "required"}, "tool_choice"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"timeout_s": 0}, "timeout_s"),
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"functions": [{"name": "f"}], "tools": [{}]}, "functions"),
+        ({"function_call": {"name": "f"}}, "function_call"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     ],
 )
 def test_bad_shapes_name_the_field(fields: dict[str, Any], param: str) -> None:
@@ -66,14 +69,8 @@ def test_bad_shapes_name_the_field(fields: dict[str, Any], param: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools"),
-        ({"functions": [{"name": "f"}]}, "functions"),
         ({"regex": "a+"}, "regex"),
         ({"guided_json": {}}, "guided_json"),
-        ({"add_generation_prompt": False}, "add_generation_prompt"),
     ],
 )
 def test_what_is_missing_is_refused_not_ignored(fields: dict[str, Any], param: str) -> None:

@@ -19,7 +19,7 @@ from services.gateway.config import GatewayConfig, GatewaySettings
 from services.gateway.context import Outcome, RequestContext, outcome_of, sane_id
 from services.gateway.errors import BodyTooLarge, BodyTooSlow, error_body, error_headers, error_response, renamed
 from services.gateway.metrics import GatewayMetrics, GenerationTimer
-from services.gateway.sse import EventStream, event
+from services.gateway.sse import DONE, EventStream, event
 
 KINDS = {429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "server_error"} | dict.fromkeys(
     (400, 403, 404, 408, 413, 499, 501), "invalid_request_error"
@@ -77,7 +77,7 @@ async def test_event_stream_starts_with_its_first_bytes() -> None:
     await stream.write(b"")
     assert sent == [] and not stream.started
     await stream.write(event({"a": "é\n"}))
-    await stream.close()
+    await stream.close(DONE)
     assert [message["type"] for message in sent] == ["http.response.start"] + ["http.response.body"] * 2
     assert sent[1]["body"] == 'data: {"a":"é\\n"}\n\n'.encode()
     assert sent[2] == {"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False}

@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from common.base.errors import InvalidRequest, Unsupported
+from common.base.limits import LimitsConfig
 from pando.v1.inference_pb2 import GenerateRequest
 from pando.v1.types_pb2 import SamplingParams
 from services.gateway import chat, completions, native
@@ -19,11 +20,13 @@ from services.gateway.prompts import split
 from services.gateway.sampling import bias_of
 
 HEAD = Head("req-abc", "m", 7)
+LIMITS = LimitsConfig()
 
 
 def chat_generation(**fields: Any) -> Generation:
     body = parse(ChatRequest, orjson.dumps({"messages": [{"role": "user", "content": "hi"}], **fields}))
-    return chat.to_generation(body, HEAD)
+    body.check()
+    return chat.to_generation(body, HEAD, LIMITS)
 
 
 def chat_request(**fields: Any) -> GenerateRequest:
@@ -190,7 +193,7 @@ def test_native_defaults() -> None:
     ("fields", "error", "param"),
     [
         ({"image_data": "x"}, InvalidRequest, "image_data"),
-        ({"lora_path": "x"}, Unsupported, "lora_path"),
+        ({"lora_path": "x"}, InvalidRequest, "lora_path"),
         ({"sampling_params": {"regex": "a"}}, Unsupported, "regex"),
         ({"input_ids": [1]}, InvalidRequest, "text"),
         ({"text": None}, InvalidRequest, "text"),
