@@ -1,7 +1,7 @@
 # Every task of the repository. `make help` lists them; CI calls the same targets.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup protos protos-check fmt lint test e2e chaos bench up down status clean
+.PHONY: help setup protos protos-check protos-released fmt lint test e2e chaos bench up down status clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -58,6 +58,9 @@ protos: $(PROTOC)/.done ## generate pando/v1 from protos/
 protos-check: $(PROTOC)/.done ## fail when pando/v1 differs from protos/
 	@$(PROTOC)/bin/python tools/generate_protos.py --check
 
+protos-released: $(STAMPS)/deps ## take protos/ as released: later changes must not break its clients (part of a release)
+	@$(BIN)/buf build --exclude-source-info -o protos/released.binpb
+
 fmt: $(STAMPS)/deps ## format the code
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix-only --quiet .
@@ -68,6 +71,7 @@ lint: $(STAMPS)/deps $(PROTOC)/.done ## formatting, ruff, mypy, arrows, protos, 
 	@$(STEP) "mypy" $(BIN)/mypy
 	@$(STEP) "arrows (import-linter)" $(BIN)/lint-imports
 	@$(STEP) "buf lint" $(BIN)/buf lint
+	@$(STEP) "buf breaking" $(BIN)/buf breaking --against protos/released.binpb
 	@$(STEP) "protos drift" $(PROTOC)/bin/python tools/generate_protos.py --check
 	@$(STEP) "no pickle" $(PY) tools/check_no_pickle.py
 	@$(STEP) "deploy files parse" $(PY) tools/check_configs.py

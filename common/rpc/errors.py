@@ -1,7 +1,8 @@
 """The one table between our error tree and gRPC, used in both directions.
 
 A failed RPC carries its status code, a message for people, and an `ErrorDetail` in the trailing metadata
-`pando-error-bin`, from which the other side rebuilds the same class.
+`pando-error-bin`, from which the other side rebuilds the same class. The same detail is in `grpc-status-details-bin`,
+where clients of other makes (grpcurl, the gRPC libraries of other languages) look for it.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.rpc.status_pb2 import Status
 
 from common.base import errors
 from common.base.errors import Leg, PandoError
 from pando.v1 import types_pb2
 
 METADATA_KEY = "pando-error-bin"
+STANDARD_KEY = "grpc-status-details-bin"
+_STANDARD_CHARS = 500
 
 _LEG_TO_PB: dict[Leg, types_pb2.Leg] = {
     Leg.NONE: types_pb2.LEG_UNSPECIFIED,
@@ -85,8 +90,14 @@ def detail_of(error: PandoError) -> types_pb2.ErrorDetail:
 
 
 def trailing_metadata(error: PandoError) -> tuple[tuple[str, bytes], ...]:
-    """Trailing metadata for a failed RPC."""
-    return ((METADATA_KEY, detail_of(error).SerializeToString()),)
+    """Trailing metadata for a failed RPC. Peers take 8 KiB of it, so the standard form has the message once and cut."""
+    detail = detail_of(error)
+    ours = (METADATA_KEY, detail.SerializeToString())
+    detail.message = ""
+    packed = AnyMessage()
+    packed.Pack(detail)
+    status = Status(code=status_of(error).value[0], message=error.message[:_STANDARD_CHARS], details=[packed])
+    return ours, (STANDARD_KEY, status.SerializeToString())
 
 
 def from_detail(code: str, detail: types_pb2.ErrorDetail) -> PandoError:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import grpc
 import pytest
+from google.rpc.status_pb2 import Status
 
 from common.base import errors
 from common.base.errors import Leg, PandoError
 from common.rpc.errors import (
     METADATA_KEY,
+    STANDARD_KEY,
     about,
     detail_of,
     from_detail,
@@ -16,6 +18,7 @@ from common.rpc.errors import (
     status_of,
     trailing_metadata,
 )
+from pando.v1 import types_pb2
 
 TABLE: list[tuple[type[PandoError], grpc.StatusCode, int, str]] = [
     (errors.InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT, 400, "invalid_request"),
@@ -92,6 +95,17 @@ def test_legs(leg: Leg) -> None:
 def test_a_status_without_detail_blames_the_leg_that_was_called(code: grpc.StatusCode, cls: type[PandoError]) -> None:
     error = from_rpc_error(rpc_error(code, details="gone"), Leg.PREFILL)  # type: ignore[arg-type]
     assert (type(error), error.leg, error.message) == (cls, Leg.PREFILL, "gone")
+
+
+def test_other_makes_of_clients_find_the_detail_where_they_look() -> None:
+    error = errors.Overloaded("full", retry_after_s=1.5, request_id="r")
+    status = Status.FromString(dict(trailing_metadata(error))[STANDARD_KEY])
+    assert (status.code, status.message) == (grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], "full")
+    detail = types_pb2.ErrorDetail()
+    assert status.details[0].Unpack(detail)
+    assert (detail.reason, detail.retry_after_s, detail.request_id) == ("overloaded", 1.5, "r")
+    long = errors.InvalidRequest("x" * 4000)
+    assert sum(len(value) for _, value in trailing_metadata(long)) < 4000 + 1000
 
 
 def test_the_leg_that_failed_further_on_stays() -> None:
