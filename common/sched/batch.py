@@ -79,4 +79,12 @@ def _sample_spec(request: Request) -> SampleSpec:
         position=len(request.output_ids),
         prompt_ids=request.prompt_ids,
         output_ids=request.output_ids,
+        constraint=request.constraint,
+        may_jump=_may_jump(request),
     )
+
+
+def _may_jump(request: Request) -> bool:
+    """Whether tokens may be appended that no step computes logits for."""
+    params = request.params
+    return params.logprobs is None and not request.digest and len(request.output_ids) >= params.min_tokens

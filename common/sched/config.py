@@ -38,6 +38,7 @@ class SchedulerConfig:
         max_waiting_tokens: most tokens that wait; beyond, new requests are refused.
         max_landing_blocks: most blocks that are reserved for bytes which have not landed yet.
         high_water_ratio: no admission that would leave more than this share of all blocks held.
+        load_back_min_tokens: a shorter continuation in L2 is computed rather than loaded.
         lpm_ageing_tokens_per_s: what a second of waiting counts under lpm, in tokens of prefix match. A request is
             overtaken by none that arrives more than max_model_len / this later.
     """
@@ -52,6 +53,7 @@ class SchedulerConfig:
     max_waiting_tokens: int = 262144
     max_landing_blocks: int = 1 << 31
     high_water_ratio: float = 1.0
+    load_back_min_tokens: int = 16
     lpm_ageing_tokens_per_s: float = 500.0
 
     def __post_init__(self) -> None:
@@ -61,6 +63,7 @@ class SchedulerConfig:
         chunk = self.chunked_prefill_size
         _require(chunk >= 1 or chunk == WHOLE_PROMPT, "chunked_prefill_size", "is at least 1, or -1 for whole prompts")
         _require(self.policy in list(Policy), "policy", f"is one of {', '.join(Policy)}")
+        _require(self.load_back_min_tokens >= 1, "load_back_min_tokens", "is at least 1")
         _require(self.growth_reserve_blocks >= 0, "growth_reserve_blocks", "is at least 0")
         _require(0 < self.high_water_ratio <= 1, "high_water_ratio", "lies in (0, 1]")
         _require(self.lpm_ageing_tokens_per_s > 0, "lpm_ageing_tokens_per_s", "is above 0: ageing bounds the wait")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from common.grammar.spec import GrammarSpec
+
 
 @dataclass(slots=True, frozen=True)
 class SamplingParams:
@@ -27,6 +29,7 @@ class SamplingParams:
         prompt_logprobs: the same for prompt tokens.
         include_stop_str: keep the stop string in the text.
         skip_special_tokens: leave special tokens out of the text.
+        grammar: what form the output must have, or None.
     """
 
     max_tokens: int = 16
@@ -46,3 +49,4 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     include_stop_str: bool = False
     skip_special_tokens: bool = True
+    grammar: GrammarSpec | None = None

@@ -7,9 +7,10 @@ own between steps except the bytes of the KV pool.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from common.grammar.constraint import Constraint
 from common.sched.params import SamplingParams
 
 
@@ -24,6 +25,8 @@ class SampleSpec:
         position: output position of the token to draw: number of output tokens before it.
         prompt_ids: the prompt's tokens (for repetition penalty).
         output_ids: the output tokens so far (for all penalties); its length equals `position`.
+        constraint: which tokens may come, or None for all.
+        may_jump: tokens that the constraint forces may follow the drawn one unseen.
     """
 
     params: SamplingParams
@@ -32,6 +35,8 @@ class SampleSpec:
     position: int
     prompt_ids: Sequence[int]
     output_ids: Sequence[int]
+    constraint: Constraint | None = None
+    may_jump: bool = False
 
 
 @dataclass(slots=True, frozen=True)
@@ -88,11 +93,18 @@ class TokenLogprobs:
 
 @dataclass(slots=True, frozen=True)
 class SampledToken:
-    """The token drawn for one request. `logprobs` when the parameters ask for it; `digest`: 32 bytes or None."""
+    """The token drawn for one request. `logprobs` when the parameters ask for it; `digest`: 32 bytes or None.
+
+    Attributes:
+        forced_ids: tokens that follow it because the constraint allows no other.
+        complete: the constraint allows nothing after all these: the output is over.
+    """
 
     token_id: int
     logprobs: TokenLogprobs | None = None
     digest: bytes | None = None
+    forced_ids: Sequence[int] = ()
+    complete: bool = False
 
 
 @dataclass(slots=True, frozen=True)
@@ -100,9 +112,11 @@ class StepResult:
     """What the engine returns for a `StepPlan`.
 
     Attributes:
-        sampled: request id -> drawn token, for every sequence whose `sample` was set.
+        sampled: request id -> drawn token, for every sequence whose `sample` was set and that is nowhere below.
         prompt_logprobs: request id -> one entry per target, for sequences that asked.
         failed: request id -> reason, for sequences whose logits were not finite.
+        refused: request id -> reason, for sequences whose own parameters leave nothing to draw.
+        late: sequences whose constraint was not ready in time: their last token is to be computed again.
         elapsed_s: wall time of the step in the engine thread.
     """
 
@@ -110,4 +124,6 @@ class StepResult:
     sampled: Mapping[str, SampledToken]
     prompt_logprobs: Mapping[str, Sequence[TokenLogprobs]] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    late: Collection[str] = ()
     elapsed_s: float = 0.0

@@ -17,6 +17,7 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 from common.sched.config import Policy, SchedulerConfig
 from common.sched.request import Request
@@ -65,18 +66,21 @@ class WaitingQueue:
     def next(self, count: int, config: SchedulerConfig, match: Match) -> list[Request]:
         """Return up to `count` requests in the order of the policy in force; changes nothing.
 
+        Those whose KV is on the way are passed over; they keep their place.
+
         Args:
             count: how many can be admitted at most.
             config: policy and ageing.
             match: number of leading blocks of a path that are here.
         """
+        ready = (request for request in self._requests if not request.awaits_kv)
         if config.policy is Policy.PRIORITY:
-            return heapq.nsmallest(count, self._requests, key=by_rank)
+            return heapq.nsmallest(count, ready, key=by_rank)
         if config.policy is Policy.FCFS:
-            return self._requests[:count]
+            return list(islice(ready, count))
 
         def key(request: Request) -> tuple[float, int]:
             num_matched_tokens = match(request.reusable_hashes()) * config.block_size
             return (request.arrival_s * config.lpm_ageing_tokens_per_s - num_matched_tokens, request.order)
 
-        return sorted(self._requests[:LPM_WINDOW], key=key)[:count]
+        return sorted(islice(ready, LPM_WINDOW), key=key)[:count]

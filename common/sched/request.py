@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from common.grammar.constraint import Constraint
 from common.kv.hashing import HashChain
 from common.sched.params import SamplingParams
 from common.sched.plan import TokenLogprobs
@@ -63,6 +64,7 @@ class Request:
         arrival_s: when it arrived, on the clock of the `now_s` arguments.
         digest: report the digest of each logits row.
         keep_blocks: keep its blocks held when it ends well, until the scheduler's `release`.
+        constraint: which tokens its output may have; follows `output_ids` by itself.
         chain: hashes of the full blocks of all known tokens.
         num_computed: tokens whose KV lies in the blocks.
         num_landed: of a LANDING request: leading tokens whose KV is here.
@@ -72,6 +74,9 @@ class Request:
         num_preemptions: how often it lost its blocks.
         first_scheduled_s, first_token_s: None until it happened.
         error: why it failed, for a person.
+        refused: it failed for what it asks, not for what happened here.
+        awaits_kv: KV of its prefix is on the way into a tier here, and it is worth waiting for: it is not admitted yet.
+        fetched_from: (tier, first block, end block): blocks that were brought here for this request while it waited.
         order: order of arrival among equals; given by the scheduler.
         in_flight: it is part of the plan that runs now.
     """
@@ -89,6 +94,7 @@ class Request:
     arrival_s: float = 0.0
     digest: bool = False
     keep_blocks: bool = False
+    constraint: Constraint | None = None
 
     chain: HashChain = field(init=False)
     status: Status = field(init=False, default=Status.WAITING)
@@ -102,6 +108,9 @@ class Request:
     first_token_s: float | None = field(init=False, default=None)
     finish_reason: FinishReason | None = field(init=False, default=None)
     error: str = field(init=False, default="")
+    refused: bool = field(init=False, default=False)
+    awaits_kv: bool = field(init=False, default=False)
+    fetched_from: tuple[str, int, int] = field(init=False, default=("", 0, 0))
     order: int = field(init=False, default=0)
     in_flight: bool = field(init=False, default=False)
 
@@ -154,6 +163,19 @@ class Request:
             return self.output_ids[start - num_prompt : stop - num_prompt]
         return [*self.prompt_ids[start:], *self.output_ids[: stop - num_prompt]]
 
+    def note_cached(self, tier: str, first_block: int, end_block: int) -> None:
+        """Count the prompt tokens of blocks `first_block .. end_block - 1` as cached in a tier.
+
+        Those that were brought to that tier for this request count for the tier they came from.
+        """
+        origin, fetched, fetched_end = self.fetched_from
+        first_own, end_own = max(first_block, fetched), min(end_block, fetched_end)
+        num_own = max(0, self._num_prompt_tokens(first_own, end_own))
+        num_tokens = self._num_prompt_tokens(first_block, end_block) - num_own
+        for name, count in ((tier, num_tokens), (origin, num_own)):
+            if count:
+                self.num_cached_tokens[name] = self.num_cached_tokens.get(name, 0) + count
+
     def append(self, token_id: int) -> None:
         """Add a drawn token to the known ones."""
         self.output_ids.append(token_id)
@@ -172,6 +194,10 @@ class Request:
             return FinishReason.LENGTH
         return None
 
+    def _num_prompt_tokens(self, first_block: int, end_block: int) -> int:
+        num_prompt, size = len(self.prompt_ids), self.block_size
+        return min(end_block * size, num_prompt) - min(first_block * size, num_prompt)
+
 
 @dataclass(slots=True, frozen=True)
 class RequestUpdate:
@@ -182,6 +208,7 @@ class RequestUpdate:
         token_id: the token that was drawn, None for a chunk that is not the last or a request that failed.
         position: output position of that token.
         logprobs, digest: of that token, when asked for.
+        forced_ids: tokens that were appended after it because its constraint allows no other.
         prompt_logprobs: those of the next prompt tokens, in order, when asked for.
         num_computed: tokens whose KV is in the blocks after the step: the full ones among them can be announced.
         finish_reason: set in the last update of a request.
@@ -192,6 +219,7 @@ class RequestUpdate:
     position: int = 0
     logprobs: TokenLogprobs | None = None
     digest: bytes | None = None
+    forced_ids: Sequence[int] = ()
     prompt_logprobs: Sequence[TokenLogprobs] = ()
     num_computed: int = 0
     finish_reason: FinishReason | None = None

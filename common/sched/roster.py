@@ -56,6 +56,13 @@ class Roster:
         request.num_landed = request.num_computed
         self.landing[request.request_id] = request
 
+    def load(self, request: Request) -> None:
+        """Let a waiting request land: it has its blocks, the bytes of some come from L2."""
+        self._take_out(request)
+        request.status = Status.LANDING
+        request.num_landed = request.num_computed
+        self.landing[request.request_id] = request
+
     def run(self, request: Request) -> None:
         """Let a waiting or landing request run; it has its blocks."""
         self._take_out(request)
@@ -63,8 +70,9 @@ class Roster:
         insort(self.running, request, key=by_rank)
 
     def preempt(self, request: Request) -> None:
-        """Take the blocks of a running request; it waits again, and finds again what the index still has."""
+        """Take the blocks of a running request; it waits again, and finds again what the tiers still have."""
         self._take_out(request)
+        self._tables.park(request)
         self._tables.close(request)
         request.status = Status.PREEMPTED
         request.num_preemptions += 1

@@ -3,7 +3,9 @@
 ::
 
     add ------------> waiting --admit--> running --schedule--> plan in flight --update--> running or ended
-    reserve -> landing --landed*--> --resume--^
+                         | admit: L2 has more   ^
+                         v                      |
+    reserve --------> landing --landed*--> --resume
 
 A step is `schedule() -> StepPlan`, then the engine runs it, then `update(result)`. Between the two everything else may
 be called: blocks of a running plan are held, and what ends meanwhile is given back by `update`.
@@ -23,11 +25,12 @@ from common.base.errors import InvalidRequest
 from common.kv.block_cache import BlockCache
 from common.sched.batch import share_out, to_steps
 from common.sched.config import SchedulerConfig
-from common.sched.plan import SequenceStep, StepPlan, StepResult
+from common.sched.plan import SampledToken, SequenceStep, StepPlan, StepResult
 from common.sched.request import FinishReason, Request, RequestUpdate, Status
 from common.sched.roster import Roster
 from common.sched.seating import Seating
 from common.sched.tables import BlockTables
+from common.sched.tiering import Load, LowerTiers, NothingBelow
 
 
 class Admission(StrEnum):
@@ -55,11 +58,11 @@ class Reservation:
 class Scheduler:
     """The requests of one worker over one block cache."""
 
-    def __init__(self, cache: BlockCache, config: SchedulerConfig) -> None:
-        """Start without requests; others may hold blocks of `cache` too."""
+    def __init__(self, cache: BlockCache, config: SchedulerConfig, lower: LowerTiers | None = None) -> None:
+        """Start without requests; others may hold blocks of `cache` too. `lower`: the tiers below it, if any."""
         self._cache = cache
         self._config = config
-        self._tables = BlockTables(cache)
+        self._tables = BlockTables(cache, lower or NothingBelow())
         self._roster = Roster(self._tables)
         self._seating = Seating(cache, self._tables, self._roster)
         self._plan: StepPlan | None = None
@@ -161,6 +164,15 @@ class Scheduler:
         if not self._seating.reserve(request, self._config):
             return None
         return Reservation(request.request_id, tuple(request.block_table), request.num_computed // request.block_size)
+
+    def load(self, request_id: str) -> Load | None:
+        """Hold what L2 has of a landing request's path beyond what has landed; None when that is not worth a copy."""
+        return self._tables.find_load(self._roster.landing[request_id], self._config)
+
+    def take_loads(self) -> list[Load]:
+        """Return what `schedule` decided to load since the last call; each ends with `resume`."""
+        loads, self._seating.loads = self._seating.loads, []
+        return loads
 
     def landed(self, request_id: str, num_blocks: int) -> None:
         """Note that the first `num_blocks` blocks of a landing request hold verified KV; the full ones are indexed.
@@ -271,7 +283,8 @@ class Scheduler:
         request.in_flight = False
         error = result.failed.get(step.request_id)
         if error is None:
-            request.num_computed = step.start + len(step.token_ids)
+            # What is late is drawn by a later step, from the same logits: the last known token is computed again.
+            request.num_computed = step.start + len(step.token_ids) - (step.request_id in result.late)
             if request.num_computed // request.block_size > step.start // request.block_size:
                 self._tables.index(request, request.num_computed)
         else:
@@ -279,6 +292,8 @@ class Scheduler:
         if request.status is Status.FINISHED:
             self._roster.forget_if_unused(request)
             return None
+        request.refused = step.request_id in result.refused
+        error = error or result.refused.get(step.request_id)
         if error is not None:
             request.error = error
             self._roster.end(request, FinishReason.ERROR)
@@ -290,22 +305,37 @@ class Scheduler:
         num_computed = request.num_computed
         prompt_logprobs = result.prompt_logprobs.get(request.request_id, ())[request.num_prompt_logprobs - step.start :]
         request.num_prompt_logprobs += len(prompt_logprobs)
-        if step.sample is None:
+        if step.sample is None or request.request_id in result.late:
             return RequestUpdate(request, prompt_logprobs=prompt_logprobs, num_computed=num_computed)
         token = result.sampled[request.request_id]
-        request.append(token.token_id)
+        position = len(request.output_ids)
         if request.first_token_s is None:
             request.first_token_s = now_s
+        finish_reason = self._append(request, token)
         return RequestUpdate(
             request,
             token_id=token.token_id,
-            position=len(request.output_ids) - 1,
+            position=position,
             logprobs=token.logprobs,
             digest=token.digest,
+            forced_ids=request.output_ids[position + 1 :],
             prompt_logprobs=prompt_logprobs,
             num_computed=num_computed,
-            finish_reason=self._roster.end_if_due(request, self.max_known_tokens),
+            finish_reason=finish_reason,
         )
+
+    def _append(self, request: Request, token: SampledToken) -> FinishReason | None:
+        """Append the drawn token and those it forces, up to the one that ends the request; returns why, if one does."""
+        new = (token.token_id, *token.forced_ids)
+        for index, token_id in enumerate(new, start=1):
+            request.append(token_id)
+            if token.complete and index == len(new):
+                self._roster.end(request, FinishReason.STOP)
+                return FinishReason.STOP
+            due = self._roster.end_if_due(request, self.max_known_tokens)
+            if due is not None:
+                return due
+        return None
 
 
 def _ended(request: Request) -> RequestUpdate:

@@ -17,6 +17,7 @@ from common.sched.config import Policy, SchedulerConfig
 from common.sched.request import Request, Status
 from common.sched.roster import Roster
 from common.sched.tables import BlockTables
+from common.sched.tiering import Load
 
 
 class Seating:
@@ -28,6 +29,7 @@ class Seating:
         self._tables = tables
         self._roster = roster
         self._stuck: Request | None = None
+        self.loads: list[Load] = []
 
     def reserve(self, request: Request, config: SchedulerConfig) -> bool:
         """Give a new request, whose KV will be fetched, a seat and blocks; False, and nothing changed: not now."""
@@ -54,7 +56,10 @@ class Seating:
         return self._roster.num_preemptions == before
 
     def admit(self, config: SchedulerConfig) -> None:
-        """Move waiting requests to running, in the order of the policy, while seats, budget and blocks last."""
+        """Move waiting requests to running, in the order of the policy, while seats, budget and blocks last.
+
+        Those of whose path L2 has more go to landing instead: `loads` says what is to be copied.
+        """
         if not self._has_seat(config) and config.policy is not Policy.PRIORITY:
             self._stuck = next(iter(self._roster.waiting), None)
             return
@@ -64,7 +69,12 @@ class Seating:
             if not self._make_room(request, config):
                 self._stuck = request
                 return
-            self._roster.run(request)
+            load = self._tables.find_load(request, config)
+            if load is None:
+                self._roster.run(request)
+            else:
+                self._roster.load(request)
+                self.loads.append(load)
 
     def _has_seat(self, config: SchedulerConfig) -> bool:
         return self._roster.num_seated < config.max_num_seqs
@@ -73,7 +83,8 @@ class Seating:
         """Get blocks for a request and note the prefix found; what it finds after a preemption it computed itself."""
         opened = self._tables.open(request, config, idle=self._roster.num_seated == 0, max_new=max_new)
         if opened and not request.num_preemptions:
-            request.num_cached_tokens["l1"] = min(request.num_computed, len(request.prompt_ids))
+            request.num_cached_tokens.clear()
+            request.note_cached("l1", 0, request.num_computed // request.block_size)
         return opened
 
     def _has_budget(self, request: Request, config: SchedulerConfig) -> bool:

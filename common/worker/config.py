@@ -7,14 +7,15 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from common.base.config import RegistryConfig, Section, Settings
+from common.base.config import RegistryConfig, Settings
+from common.worker.cache_config import CacheConfig
 
 ROLES = ("prefill", "decode")
 TRANSPORTS = ("shm", "ucx", "tcp")
 
 
-class WorkerConfig(Section):
-    """One worker process: model, pool, scheduling, transport."""
+class WorkerConfig(CacheConfig):
+    """One worker process: model, pool and tiers, scheduling, transport."""
 
     model_path: Path = Field(description="model directory: config.json, safetensors, tokenizer.json")
     host: str = Field("127.0.0.1", description="address to listen on and to be reached at")
@@ -52,7 +53,13 @@ class WorkerConfig(Section):
     num_threads: int = Field(0, ge=0, description="compute threads; 0: this worker's share of the cores")
     transport: str = Field("shm,ucx,tcp", description="KV transports in order of preference, comma list")
     local_prefill_tokens: int = Field(31, ge=0, description="decode computes a prompt rest up to this size itself")
+    jump_forward: bool = Field(True, description="append tokens that a grammar forces without a step of the model each")
     debug_logits_digest: bool = Field(False, description="put the SHA-256 of each logits row into the frames")
+    enable_failpoints: bool = Field(False, description="let operators arm failpoints by the admin RPC")
+    failpoints_dir: Path | None = Field(None, description="folder whose files arm failpoints; empty: none")
+    admin_token_file: Path | None = Field(
+        None, description="file with the token that admin RPCs need; empty: only this host may call them"
+    )
     report_memory_info: bool = Field(False, description="log hit rate, index and memory every 10 s")
 
     @field_validator("roles")

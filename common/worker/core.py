@@ -4,6 +4,8 @@ The asyncio loop owns scheduler, index and pool; the engine thread owns tensors 
 locks: whatever is called here is called on the loop, also while a step runs. A request is watched by one `Sink`, which
 hears of every step synchronously, before the next one is planned.
 
+What L2 has of a request's path is copied into its blocks before it runs; L3 is asked while it waits.
+
 It does not know roles, RPCs or transports.
 """
 
@@ -16,10 +18,12 @@ from typing import NamedTuple, Protocol
 from common.base.clock import Clock, monotonic
 from common.base.errors import Cancelled, Internal, InvalidRequest, Overloaded, PandoError
 from common.base.logging import get_logger
-from common.kv.block_cache import BlockCache
+from common.cache.storage import Storage
+from common.cache.tiers import Tiers
 from common.sched.plan import StepPlan, StepResult
 from common.sched.request import FinishReason, Request, RequestUpdate
 from common.sched.scheduler import Admission, Reservation, Scheduler
+from common.sched.tiering import Load
 from common.worker.block_feed import BlockFeed
 from common.worker.engine_thread import EngineThread
 from common.worker.metrics import WorkerMetrics
@@ -57,23 +61,28 @@ class WorkerCore:
         self,
         *,
         scheduler: Scheduler,
-        cache: BlockCache,
+        tiers: Tiers,
         engine: EngineThread,
         feed: BlockFeed,
         metrics: WorkerMetrics,
         clock: Clock = monotonic,
     ) -> None:
         self.scheduler = scheduler
-        self.cache = cache
+        self.tiers = tiers
+        self.cache = tiers.l1.cache
+        self.storage: Storage | None = None
         self.engine = engine
         self.feed = feed
         self.metrics = metrics
         self.clock = clock
         self.prefill_tokens_per_s = 0.0
         self._watched: dict[str, Watched] = {}
+        self._loads: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._quiet = asyncio.Event()
         self._quiet.set()
+        tiers.hooks.on_change = self._on_change
+        tiers.hooks.on_stored = self._on_stored
 
     def runs(self, request: Request) -> bool:
         """Whether the request was submitted and has not ended."""
@@ -96,6 +105,8 @@ class WorkerCore:
         if self.scheduler.add(request) is Admission.OVERLOADED:
             raise self.overloaded("the worker's queue is full")
         self._adopt(request, sink)
+        if self.storage is not None:
+            self.storage.begin(request)
         self.wake()
 
     def reserve(self, request: Request, sink: Sink) -> Reservation | None:
@@ -121,11 +132,17 @@ class WorkerCore:
 
     def fetched(self, request: Request, num_here: int, num_landed: int) -> None:
         """Count blocks `num_here .. num_landed` of a reserved request, which landed, as cached at a peer."""
-        num_prompt, size = len(request.prompt_ids), request.block_size
-        num_tokens = min(num_landed * size, num_prompt) - min(num_here * size, num_prompt)
-        if num_tokens:
-            request.num_cached_tokens["peer"] = num_tokens
+        request.note_cached("peer", num_here, num_landed)
         self.metrics.fetched_blocks.labels("prefix").inc(num_landed - num_here)
+
+    async def load(self, request: Request) -> int:
+        """Copy what L2 has of a reserved request's path into its blocks; returns how many leading blocks are here."""
+        if not self.runs(request):
+            return 0
+        load = self.scheduler.load(request.request_id)
+        if load is not None:
+            await self._copy(load)
+        return request.num_landed // request.block_size
 
     def resume(self, request: Request, token: int | None) -> None:
         """A reserved request has all it will get; `token` is the one that prefill drew. The rest is computed here."""
@@ -191,8 +208,8 @@ class WorkerCore:
         return Overloaded(message, retry_after_s=RETRY_AFTER_S)
 
     def publish(self) -> None:
-        """Hand changes of the index to the feed."""
-        self.feed.publish(self.cache.take_events())
+        """Hand changes of the indexes to the feed."""
+        self.feed.publish(self.tiers.take_events())
 
     def wake(self) -> None:
         """Make the loop look for work."""
@@ -207,6 +224,8 @@ class WorkerCore:
         while True:
             self._wake.clear()
             plan = self.scheduler.schedule(self.clock())
+            for load in self.scheduler.take_loads():
+                self._start_load(load)
             self._handle(self.scheduler.take_ended())
             self.publish()
             if plan is None:
@@ -216,6 +235,53 @@ class WorkerCore:
             self._handle(self.scheduler.update(result, self.clock()))
             self.metrics.totals(self.scheduler.num_preemptions, self.cache.num_evictions)
             self.publish()
+
+    async def close(self) -> None:
+        """Wait for what still moves between the tiers and end it; `run` has been cancelled."""
+        while self._loads:
+            await asyncio.wait(self._loads)
+        await self.tiers.close()
+
+    def _start_load(self, load: Load) -> None:
+        task = asyncio.create_task(self._load_and_resume(load), name=f"load-{load.request.request_id}")
+        self._loads.add(task)
+        task.add_done_callback(self._loads.discard)
+
+    async def _load_and_resume(self, load: Load) -> None:
+        try:
+            await self._copy(load)
+        except Exception as error:  # noqa: BLE001 - what did not come is computed
+            get_logger().error("loading from L2 failed", request_id=load.request.request_id, exc_info=error)
+        finally:
+            self.resume(load.request, None)
+
+    async def _copy(self, load: Load) -> None:
+        """Carry out a load; blocks are held at both ends until the copy has ended, whatever becomes of the request."""
+        request, first = load.request, load.first_block
+        end = first + len(load.sources)
+        targets = request.block_table[first:end]
+        try:
+            if len(targets) == len(load.sources):  # else it ended before its turn
+                self.hold(targets)
+                try:
+                    await self.tiers.load(load.sources, targets)
+                finally:
+                    self.release(targets)
+                if self.runs(request):
+                    if not request.num_preemptions:
+                        request.note_cached("l2", first, end)
+                    self.landed(request, end)
+                    self.tiers.loaded(request.chain.hashes[:end])
+        finally:
+            self.tiers.release(load.sources)
+
+    def _on_change(self) -> None:
+        self.publish()
+        self.wake()
+
+    def _on_stored(self, path: Sequence[bytes]) -> None:
+        if self.storage is not None:
+            self.storage.offer(path)
 
     async def _step(self, plan: StepPlan) -> StepResult:
         try:
@@ -245,7 +311,7 @@ class WorkerCore:
             if update.finish_reason is not None:
                 self._forget(request, update.finish_reason)
             if update.finish_reason is FinishReason.ERROR:
-                sink.on_error(Internal(request.error))
+                sink.on_error(_failure(request))
             else:
                 self._tell(sink, update)
 
@@ -274,3 +340,10 @@ class WorkerCore:
             raise InvalidRequest(
                 f"request {request.request_id} is running already", reason="duplicate_request_id", param="request_id"
             )
+
+
+def _failure(request: Request) -> PandoError:
+    """The error of a request that failed in the engine."""
+    if request.refused:
+        return InvalidRequest(request.error, reason="nothing_to_draw", param="response_format")
+    return Internal(request.error)

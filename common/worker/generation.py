@@ -100,6 +100,8 @@ class Generator:
         job.stream = self._open_stream(job)
         feeding: asyncio.Task[None] | None = None
         try:
+            if job.request.constraint is not None and job.request.constraint.complete:
+                job.stream.end(FinishReason.STOP)  # it moved here just before its end
             if not job.stream.ended:
                 feeding = self._start(job)
             async for piece in job.stream.pieces():
@@ -134,7 +136,7 @@ class Generator:
     def _start(self, job: Job) -> asyncio.Task[None] | None:
         """Put the request to work; returns the task that brings its KV, if it comes from elsewhere."""
         core, request = self._core, job.request
-        num_here = core.cache.match(request.reusable_hashes())
+        num_here = core.tiers.match(request.reusable_hashes())
         if request.num_tokens - num_here * request.block_size > self._local_prefill_tokens:
             if job.prefill_address not in ("", self._here.address):
                 return self._start_handoff(job)
@@ -143,8 +145,7 @@ class Generator:
             if source is not None and not request.num_missing_prompt_logprobs:
                 reservation = core.reserve(request, job.stream)
             if source is not None and reservation is not None:
-                num_cached = reservation.num_cached_blocks
-                return self._feed(request, lambda: self._fetch_prefix(job, source, num_cached))
+                return self._feed(request, lambda: self._fetch_prefix(job, source))
         core.add(request, job.stream)
         return None
 
@@ -175,15 +176,13 @@ class Generator:
 
         return asyncio.create_task(feed())
 
-    async def _fetch_prefix(self, job: Job, source: Source, num_here: int) -> None:
-        core, request = self._core, job.request
-        num_landed = await self._peers.fetch(source, request, num_here, lambda num: core.landed(request, num))
-        job.fetched_bytes = (num_landed - num_here) * self._receiver.identity.block_bytes
-        core.fetched(request, num_here, num_landed)
-        core.resume(request, None)
+    async def _fetch_prefix(self, job: Job, source: Source) -> None:
+        num_fetched = await self._peers.bring(source, job.request)
+        job.fetched_bytes = num_fetched * self._receiver.identity.block_bytes
 
     async def _hand_off(self, job: Job, handoff: Handoff) -> None:
         core, request = self._core, job.request
+        handoff.hold(max(handoff.num_held, await core.load(request)))
         start = worker_pb2.HandoffStart(
             request=job.message,
             num_blocks_held=handoff.num_held,

@@ -53,7 +53,11 @@ class Handoff:
     announced: asyncio.Queue[Loan | None] = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:
-        self.num_landed = self.num_announced = self.num_held
+        self.hold(self.num_held)
+
+    def hold(self, num_blocks: int) -> None:
+        """Note, before the handoff begins, how many leading blocks are here."""
+        self.num_held = self.num_landed = self.num_announced = num_blocks
 
 
 class HandoffReceiver:

@@ -111,15 +111,12 @@ class HandoffSender:
         """Queue the request; with room now, fetch the prefix that a source has beyond what is here before."""
         core = self._core
         num_missing = request.num_missing_prompt_logprobs
-        source = None if num_missing else self._peers.best(sources, core.cache.match(request.reusable_hashes()))
+        source = None if num_missing else self._peers.best(sources, core.tiers.match(request.reusable_hashes()))
         reservation = core.reserve(request, progress) if source is not None else None
         if source is None or reservation is None:
             core.add(request, progress)
             return
-        num_here = reservation.num_cached_blocks
-        num_landed = await self._peers.fetch(source, request, num_here, lambda num: core.landed(request, num))
-        core.fetched(request, num_here, num_landed)
-        core.resume(request, None)
+        await self._peers.bring(source, request)
 
     async def _announce(
         self, asked: Request, request: Request, progress: PrefillProgress, loans: Loans, num_blocks_held: int
@@ -128,7 +125,7 @@ class HandoffSender:
 
         After a first token that ends the request nobody needs the blocks: those not lent yet are not.
         """
-        next_block = num_blocks_held
+        core, next_block = self._core, num_blocks_held
         while True:
             await progress.changed()
             done = progress.token is not None
@@ -137,7 +134,7 @@ class HandoffSender:
                 finished = 0 if _finish_reason(asked, progress) else request.num_blocks_for(request.num_computed)
             blocks = request.block_table[next_block:finished]
             if blocks:
-                extents = await loans.add(blocks)
+                extents = await loans.add(core.tiers.l1, blocks)
                 ready = worker_pb2.BlocksReady(first_block=next_block, extents=[extent_to_pb(e) for e in extents])
                 yield worker_pb2.HandoffResponse(blocks=ready)
                 next_block = finished

@@ -1,4 +1,4 @@
-"""Lending blocks to peers: what an extent promises, and the bound on how much is lent at a time.
+"""Lending blocks of L1 and L2 to peers: what an extent promises, and the bound on how much is lent at a time.
 
 A loan is a promise about bytes, so lent blocks are held until the loan ends, whatever becomes of the request that
 computed them.
@@ -7,14 +7,14 @@ computed them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 
 from common.base.errors import Overloaded
+from common.cache.tiers import Tier
 from common.transport.base import Extent
 from common.transport.checksum import checksum
-from common.transport.region import Region
 from common.worker.core import WorkerCore
 
 
@@ -23,39 +23,45 @@ class Loans:
 
     def __init__(self, lender: Lender) -> None:
         self._lender = lender
-        self.blocks: list[int] = []
+        self.blocks: list[tuple[Tier, Sequence[int]]] = []
 
-    async def add(self, blocks: Sequence[int]) -> list[Extent]:
-        """Extents with checksums for held blocks whose bytes will not change while they are lent.
+    async def add(self, tier: Tier, blocks: Sequence[int]) -> list[Extent]:
+        """Extents with checksums for held blocks of a tier whose bytes will not change while they are lent.
 
         Raises:
             Overloaded: the worker's bound on lent blocks is reached.
         """
-        self._lender.hold(blocks)
-        self.blocks.extend(blocks)
-        return await self._lender.extents(blocks)
+        self._lender.hold(tier, blocks)
+        self.blocks.append((tier, blocks))
+        return await self._lender.extents(tier, blocks)
 
 
 class Lender:
-    """Makes extents of a worker's region. Checksums are computed in `executor`, off the loop, once per content."""
+    """Makes extents of a worker's regions. Checksums are computed in `executor`, off the loop, once per content.
+
+    Args:
+        core: of this worker.
+        segments: under which id the region of each tier is registered.
+        incarnation: of this worker.
+        executor: computes checksums.
+        max_lent_blocks: the bound.
+    """
 
     def __init__(
         self,
         *,
         core: WorkerCore,
-        region: Region,
-        segment: int,
+        segments: Mapping[int, int],
         incarnation: int,
         executor: Executor,
         max_lent_blocks: int,
     ) -> None:
         self._core = core
-        self._region = region
-        self._segment = segment
+        self._segments = segments
         self._incarnation = incarnation
         self._executor = executor
         self._max_lent_blocks = max_lent_blocks
-        self._checksums: dict[int, tuple[int, int]] = {}
+        self._checksums: dict[tuple[int, int], tuple[int, int]] = {}
         self.num_lent = 0
 
     @asynccontextmanager
@@ -65,26 +71,29 @@ class Lender:
         try:
             yield loans
         finally:
-            self.num_lent -= len(loans.blocks)
-            self._core.release(loans.blocks)
+            for tier, blocks in loans.blocks:
+                self.num_lent -= len(blocks)
+                tier.cache.release(blocks)
+            self._core.wake()
 
-    def hold(self, blocks: Sequence[int]) -> None:
+    def hold(self, tier: Tier, blocks: Sequence[int]) -> None:
         """Hold blocks as lent; raises Overloaded past the bound."""
         if self.num_lent + len(blocks) > self._max_lent_blocks:
             raise Overloaded(f"{self.num_lent} blocks are lent already", reason="too_many_loans", retry_after_s=1.0)
         self.num_lent += len(blocks)
-        self._core.hold(blocks)
+        tier.cache.hold(blocks)
 
-    async def extents(self, blocks: Sequence[int]) -> list[Extent]:
+    async def extents(self, tier: Tier, blocks: Sequence[int]) -> list[Extent]:
         """Extents of `blocks`, in order."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, lambda: [self._extent(block) for block in blocks])
+        return await loop.run_in_executor(self._executor, lambda: [self._extent(tier, block) for block in blocks])
 
-    def _extent(self, block: int) -> Extent:
-        offset, length = self._region.extent(block)
-        generation = self._region.generation(block)
-        known = self._checksums.get(block)
+    def _extent(self, tier: Tier, block: int) -> Extent:
+        offset, length = tier.region.extent(block)
+        generation = tier.region.generation(block)
+        known = self._checksums.get((tier.number, block))
         if known is None or known[0] != generation:
-            known = (generation, checksum(self._region.data[offset : offset + length]))
-            self._checksums[block] = known
-        return Extent(self._incarnation, self._segment, offset, length, generation, known[1])
+            known = (generation, checksum(tier.view(block)))
+            self._checksums[tier.number, block] = known
+        segment = self._segments[tier.number]
+        return Extent(self._incarnation, segment, offset, length, generation, known[1])

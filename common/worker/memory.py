@@ -9,6 +9,7 @@ import psutil
 from common.base.errors import InvalidRequest
 from common.worker.config import WorkerConfig
 
+MAX_FRACTION = 0.95
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -21,6 +22,17 @@ def available_bytes() -> int:
     except (OSError, ValueError):  # no cgroup v2, or "max"
         return available
     return min(available, max(0, limit - used))
+
+
+def check_l2_fits(config: WorkerConfig, l1_blocks: int, l2_blocks: int, block_bytes: int, available: int) -> None:
+    """Raise InvalidRequest unless L1 and L2 of all workers of this host together fit into what is available."""
+    needed = (l1_blocks + l2_blocks) * block_bytes * config.workers_on_host
+    if l2_blocks and needed > available * MAX_FRACTION:
+        raise InvalidRequest(
+            f"L1 and L2 of {config.workers_on_host} workers would take {needed >> 20} MiB of {available >> 20} MiB: "
+            "lower --hicache-size, --hicache-ratio or --mem-fraction-static",
+            param="hicache_size" if config.hicache_size else "hicache_ratio",
+        )
 
 
 def pool_blocks(config: WorkerConfig, block_bytes: int, available: int) -> int:

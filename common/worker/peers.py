@@ -22,7 +22,6 @@ from common.rpc.convert import join_hashes
 from common.rpc.errors import from_rpc_error
 from common.sched.request import Request
 from common.transport.base import Endpoint, Extent, Read
-from common.transport.region import Region
 from common.transport.select import TransportSet
 from common.worker.convert import endpoint_from_pb, extent_from_pb
 from common.worker.core import WorkerCore
@@ -52,9 +51,8 @@ class Loan:
 class BlockReader:
     """Reads lent extents into blocks of requests, and holds those while bytes may still arrive."""
 
-    def __init__(self, *, core: WorkerCore, region: Region, transports: TransportSet, timeouts: TimeoutsConfig) -> None:
-        self._core = core
-        self._region = region
+    def __init__(self, *, core: WorkerCore, transports: TransportSet, timeouts: TimeoutsConfig) -> None:
+        self.core = core
         self._transports = transports
         self._timeouts = timeouts
 
@@ -82,7 +80,7 @@ class BlockReader:
 
     async def _read_batch(self, endpoints: Sequence[Endpoint], extents: Sequence[Extent], blocks: list[int]) -> None:
         reads = [self._into(extent, block) for extent, block in zip(extents, blocks, strict=True)]
-        self._core.hold(blocks)
+        self.core.hold(blocks)
         try:
             await self._transports.read(endpoints, reads, self._timeouts.transfer_s)
         except InvalidRequest as error:  # what the peer announced makes no sense; that is not the user's fault
@@ -90,16 +88,16 @@ class BlockReader:
         except PandoError as error:
             error.leg = error.leg or Leg.TRANSFER
             if isinstance(error, BlockCorrupt):
-                self._core.metrics.integrity_failures.inc()
+                self.core.metrics.integrity_failures.inc()
             raise
         finally:
-            self._core.release(blocks)
+            self.core.release(blocks)
 
     def _into(self, extent: Extent, block: int) -> Read:
-        offset, length = self._region.extent(block)
-        if extent.length != length:
-            raise LayoutMismatch(f"an extent of {extent.length} bytes for a block of {length}", leg=Leg.TRANSFER)
-        return Read(extent, self._region.data[offset : offset + length])
+        target = self.core.tiers.l1.view(block)
+        if extent.length != len(target):
+            raise LayoutMismatch(f"an extent of {extent.length} bytes for a block of {len(target)}", leg=Leg.TRANSFER)
+        return Read(extent, target)
 
 
 class PeerPrefixes:
@@ -109,6 +107,7 @@ class PeerPrefixes:
         self, channels: ChannelPool, reader: BlockReader, identity: Identity, timeouts: TimeoutsConfig, worker_id: str
     ) -> None:
         self._channels = channels
+        self._core = reader.core
         self._reader = reader
         self._identity = identity
         self._timeouts = timeouts
@@ -119,18 +118,30 @@ class PeerPrefixes:
         better = [s for s in sources if s.num_blocks > num_blocks_here and s.worker_id != self._worker_id]
         return max(better, key=lambda s: s.num_blocks, default=None)
 
-    async def fetch(self, source: Source, request: Request, num_here: int, on_landed: Callable[[int], None]) -> int:
-        """Read the blocks of a reserved request's known tokens that a source has beyond the first `num_here`.
+    async def bring(self, source: Source, request: Request) -> int:
+        """Bring what L2 and then a source have of a reserved request's path, and let it run; the rest is computed.
 
-        Returns the number of leading blocks that are here and verified afterwards. A source that fails costs a
-        recompute, not the request: its failure is logged, not raised.
+        Returns the number of blocks that came from the source. One that fails costs a recompute, not the request: its
+        failure is logged, not raised.
+        """
+        core = self._core
+        num_here = await core.load(request)
+        num_landed = await self._fetch(source, request, num_here) if source.num_blocks > num_here else num_here
+        core.fetched(request, num_here, num_landed)
+        core.resume(request, None)
+        return num_landed - num_here
+
+    async def _fetch(self, source: Source, request: Request, num_here: int) -> int:
+        """Read the blocks of a request's known tokens that a source has beyond the first `num_here`.
+
+        Returns the number of leading blocks that are here and verified afterwards.
         """
         num_landed = num_here
 
         def note(num_blocks: int) -> None:
             nonlocal num_landed
             num_landed = num_blocks
-            on_landed(num_blocks)
+            self._core.landed(request, num_blocks)
 
         hashes = request.reusable_hashes()[: source.num_blocks]
         try:

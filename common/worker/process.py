@@ -21,9 +21,11 @@ from common.base.ids import new_incarnation, new_worker_id
 from common.base.logging import Logger, configure_logging, log_ready
 from common.base.metrics import MetricsServer, new_registry
 from common.base.model_config import model_digest
+from common.cache.tiers import Tiers
 from common.engine.loader import EngineConfig, load_runner
 from common.engine.runner import ModelRunner
-from common.kv.block_cache import BlockCache
+from common.grammar.llg import Vocabulary
+from common.grammar.store import GrammarStore
 from common.kv.hashing import namespace
 from common.rpc.channel import ChannelPool
 from common.rpc.registry import Heartbeat, WorkerRecord
@@ -43,7 +45,7 @@ from common.worker.handoff_receiver import HandoffReceiver
 from common.worker.handoff_sender import HandoffSender
 from common.worker.job import Identity, Limits
 from common.worker.lending import Lender
-from common.worker.memory import available_bytes, pool_blocks
+from common.worker.memory import available_bytes, check_l2_fits, pool_blocks
 from common.worker.metrics import WorkerMetrics
 from common.worker.peers import BlockReader, PeerPrefixes, Source
 from common.worker.prefill_service import PrefillServicer
@@ -69,6 +71,7 @@ class Engine:
     identity: Identity
     limits: Limits
     tokenizer: Tokenizer
+    vocabulary: Vocabulary
 
 
 def load_engine(config: WorkerConfig) -> Engine:
@@ -93,7 +96,9 @@ def load_engine(config: WorkerConfig) -> Engine:
     name = namespace(model_digest(config.model_path), "", runner.numerics_id, kv_name, layout.layout_digest())
     identity = Identity(name, runner.numerics_id, layout.block_bytes, layout.block_size)
     limits = Limits.of(runner.config, config.context_length, config.block_size, config.debug_logits_digest)
-    return Engine(runner, identity, limits, Tokenizer.load(config.model_path))
+    tokenizer = Tokenizer.load(config.model_path)
+    vocabulary = Vocabulary.load(config.model_path, limits.vocab_size, limits.eos_token_ids)
+    return Engine(runner, identity, limits, tokenizer, vocabulary)
 
 
 def scheduler_config(config: WorkerConfig, max_model_len: int, num_blocks: int) -> SchedulerConfig:
@@ -109,7 +114,22 @@ def scheduler_config(config: WorkerConfig, max_model_len: int, num_blocks: int) 
         max_waiting_tokens=config.max_waiting_tokens,
         max_landing_blocks=max(1, int(num_blocks * config.max_landing_ratio)),
         high_water_ratio=config.high_water_ratio,
+        load_back_min_tokens=config.hicache_load_back_min_tokens,
     )
+
+
+def create_regions(config: WorkerConfig, block_bytes: int) -> tuple[Region, Region | None]:
+    """The memory of L1 and, if there is one, of L2; untouched pages cost nothing.
+
+    Raises:
+        InvalidRequest: the sizes make no sense here.
+    """
+    available = available_bytes()
+    l1_blocks = pool_blocks(config, block_bytes, available)
+    l2_blocks = config.l2_blocks(l1_blocks, block_bytes)
+    check_l2_fits(config, l1_blocks, l2_blocks, block_bytes, available)
+    l2 = Region.create(l2_blocks, block_bytes) if l2_blocks else None
+    return Region.create(l1_blocks, block_bytes), l2
 
 
 class Worker:
@@ -124,19 +144,21 @@ class Worker:
         self.worker_id = config.worker_id
         self.incarnation = new_incarnation()
         self.registry = new_registry()
-        num_blocks = pool_blocks(config, engine.identity.block_bytes, available_bytes())
-        self.region = Region.create(num_blocks, engine.identity.block_bytes)
-        engine.runner.attach_pool(self.region.data, num_blocks)
-        cache = BlockCache(num_blocks, generations=self.region.generations)
+        l1, l2 = create_regions(config, engine.identity.block_bytes)
+        num_blocks = l1.num_extents
+        engine.runner.attach_pool(l1.data, num_blocks)
+        tiers = Tiers(l1, l2, config.policies())
+        rules = scheduler_config(config, engine.limits.max_model_len, num_blocks)
         self.core = WorkerCore(
-            scheduler=Scheduler(cache, scheduler_config(config, engine.limits.max_model_len, num_blocks)),
-            cache=cache,
+            scheduler=Scheduler(tiers.l1.cache, rules, tiers),
+            tiers=tiers,
             engine=EngineThread(engine.runner),
-            feed=BlockFeed(cache.snapshot),
+            feed=BlockFeed([tier.cache.snapshot for tier in tiers.tiers]),
             metrics=WorkerMetrics(self.registry),
         )
         drivers = TransportConfig(drivers=tuple(split_list(config.transport)))
         self.transports = TransportSet(make_drivers(drivers, host_id(), self.incarnation))
+        self.grammars = GrammarStore(engine.vocabulary, jump_forward=config.jump_forward)
         self.channels = ChannelPool(self.timeouts)
         self.checksums = ThreadPoolExecutor(CHECKSUM_THREADS, thread_name_prefix="checksum")
         export_gauges(self.core)
@@ -148,23 +170,22 @@ class Worker:
         for driver, why in self.transports.missing.items():
             log.warning("transport not available here", driver=driver, why=why)
         core, engine = self.core, self.engine
-        segment = self.transports.register(self.region)
+        segments = {tier.number: self.transports.register(tier.region) for tier in core.tiers.tiers}
         lender = Lender(
             core=core,
-            region=self.region,
-            segment=segment,
+            segments=segments,
             incarnation=self.incarnation,
             executor=self.checksums,
             max_lent_blocks=self.config.max_lent_blocks,
         )
         state = self._state()
-        reader = BlockReader(core=core, region=self.region, transports=self.transports, timeouts=self.timeouts)
+        reader = BlockReader(core=core, transports=self.transports, timeouts=self.timeouts)
         peers = PeerPrefixes(self.channels, reader, engine.identity, self.timeouts, self.worker_id)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(state, core, lender), server.grpc)
         token_bytes = engine.tokenizer.token_bytes
         if "prefill" in self.roles:
             sender = HandoffSender(core, lender, peers, state, token_bytes)
-            prefill = PrefillServicer(state, sender, engine.limits, core.clock)
+            prefill = PrefillServicer(state, sender, engine.limits, self.grammars, core.clock)
             worker_pb2_grpc.add_PrefillServiceServicer_to_server(prefill, server.grpc)
         if "decode" in self.roles:
             receiver = HandoffReceiver(self.channels, reader, engine.identity)
@@ -177,7 +198,7 @@ class Worker:
                 here=here,
                 local_prefill_tokens=self.config.local_prefill_tokens,
             )
-            decode = DecodeServicer(state, generator, engine.limits, token_bytes)
+            decode = DecodeServicer(state, generator, engine.limits, self.grammars, token_bytes)
             worker_pb2_grpc.add_DecodeServiceServicer_to_server(decode, server.grpc)
         return state
 
@@ -186,9 +207,12 @@ class Worker:
         await self.channels.close()
         await self.transports.close()
         self.checksums.shutdown()
+        self.grammars.close()
         self.core.engine.close()
+        await self.core.close()
         self.engine.runner.detach_pool()
-        self.region.close()
+        for tier in self.core.tiers.tiers:
+            tier.region.close()
 
     def _state(self) -> WorkerState:
         return WorkerState(

@@ -11,14 +11,14 @@ from common.kv.events import BlockEvent, EventKind
 from common.rpc.convert import split_hashes
 from common.rpc.server import Context
 from common.sched.config import Policy, SchedulerConfig, step_budget
+from common.transport.base import Extent
 from common.worker.convert import endpoint_to_pb, extent_to_pb
 from common.worker.core import WorkerCore
-from common.worker.lending import Lender
+from common.worker.lending import Lender, Loans
 from common.worker.peers import Source
 from common.worker.state import WorkerState
 from pando.v1 import worker_pb2, worker_pb2_grpc
 
-L1 = 1
 _KIND_TO_PB = {
     EventKind.STORED: worker_pb2.BlockEvent.KIND_STORED,
     EventKind.REMOVED: worker_pb2.BlockEvent.KIND_REMOVED,
@@ -63,16 +63,26 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             raise InvalidRequest("the stream ended before it asked for anything")
         self._state.identity.check(request.identity)
         async with self._lender.loans() as loans:
-            held = self._core.cache.acquire(split_hashes(request.prefix_hashes))
-            try:
-                extents = await loans.add(held[request.first_block :])
-            finally:
-                self._core.release(held)
+            extents = await self._lend(loans, split_hashes(request.prefix_hashes), request.first_block)
             yield worker_pb2.LendResponse(
                 endpoints=[endpoint_to_pb(e) for e in self._state.endpoints], extents=[extent_to_pb(e) for e in extents]
             )
             async for _ in request_iterator:
                 pass
+
+    async def _lend(self, loans: Loans, hashes: Sequence[bytes], first_block: int) -> list[Extent]:
+        """Lend blocks `first_block ...` of a path: those in L1, and then those that only L2 has."""
+        tiers = self._core.tiers
+        upper = tiers.l1.cache.acquire(hashes)
+        lower = tiers.acquire(hashes, max(len(upper), first_block))
+        try:
+            extents = await loans.add(tiers.l1, upper[first_block:])
+            if tiers.l2 is not None and lower:
+                extents += await loans.add(tiers.l2, lower)
+            return extents
+        finally:
+            tiers.l1.cache.release(upper)
+            tiers.release(lower)
 
     async def Watch(
         self, request: worker_pb2.WatchRequest, context: Context
@@ -150,5 +160,5 @@ def _changed(config: SchedulerConfig, request: worker_pb2.ConfigureRequest) -> S
 
 def _event_to_pb(event: BlockEvent) -> worker_pb2.BlockEvent:
     return worker_pb2.BlockEvent(
-        kind=_KIND_TO_PB[event.kind], prefix_hash=event.hash, parent_hash=event.parent, tier=L1
+        kind=_KIND_TO_PB[event.kind], prefix_hash=event.hash, parent_hash=event.parent, tier=event.tier
     )

@@ -1,7 +1,8 @@
 """A step engine without a model: the next token is a function of all tokens before it, read back from its own KV.
 
-A KV slot holds a token and its position. The engine trusts the plan like the real one does: it reads what the block
-table points at, so a wrong table, a block that was reused too early or a position off by one changes the output.
+A KV slot holds a token and its position, as bytes that others may move. The engine trusts the plan like the real one
+does: it reads what the block table points at, so a wrong table, a block that was reused too early, bytes that did not
+arrive or a position off by one change the output.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from zlib import crc32
 
+import numpy as np
+from numpy.typing import NDArray
+
 from common.sched.params import SamplingParams
 from common.sched.plan import SampledToken, SequenceStep, StepPlan, StepResult, TokenLogprobs
 
 VOCABULARY = 8
-Slot = tuple[int, int]
+SLOT_BYTES = 8
 
 
 def next_token(tokens: Sequence[int]) -> int:
@@ -47,9 +51,18 @@ class FakeEngine:
         num_rows: request id -> number of tokens computed for it.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, may_write: Callable[[int], bool] = lambda block: True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        may_write: Callable[[int], bool] = lambda block: True,
+        rows: NDArray[np.uint8] | None = None,
+    ) -> None:
+        """`rows`: where the slots lie, [num_blocks, at least 8 * block_size bytes]; None for memory of its own."""
         self.block_size = block_size
-        self.slots: list[list[Slot]] = [[(-1, -1)] * block_size for _ in range(num_blocks)]
+        if rows is None:
+            rows = np.zeros((num_blocks, SLOT_BYTES * block_size), np.uint8)
+        self.slots = rows[:, : SLOT_BYTES * block_size].view(np.int32).reshape(num_blocks, block_size, 2)
         self.num_rows: dict[str, int] = {}
         self._may_write = may_write
 
@@ -58,14 +71,14 @@ class FakeEngine:
         for position, token in enumerate(tokens, start):
             block = table[position // self.block_size]
             assert self._may_write(block), f"write to shared block {block}"
-            self.slots[block][position % self.block_size] = (token, position)
+            self.slots[block][position % self.block_size] = (token, position + 1)
 
     def read(self, table: Sequence[int], stop: int) -> list[int]:
         """Return the tokens at positions 0 .. stop - 1, as far as the slots are right."""
         tokens = []
         for expected in range(stop):
-            token, position = self.slots[table[expected // self.block_size]][expected % self.block_size]
-            tokens.append(token if position == expected else 255)
+            token, place = self.slots[table[expected // self.block_size]][expected % self.block_size].tolist()
+            tokens.append(token if place == expected + 1 else 255)
         return tokens
 
     def step(self, plan: StepPlan, failed: Sequence[str] = ()) -> StepResult:

@@ -268,5 +268,5 @@ class World:
         own = request.num_preemptions == 0 and request.request_id not in self.elsewhere
         if own and not self.given[request.request_id] and request.first_scheduled_s is not None:
             handed = request.num_tokens - 1 - self.engine.num_rows[request.request_id]
-            assert request.num_cached_tokens == {"l1": handed}
+            assert request.num_cached_tokens == ({"l1": handed} if handed else {})
             assert handed % self.block_size == 0 and handed < len(request.prompt_ids)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry
 
 from common.base.errors import PandoError
+from common.cache.config import TierPolicies
+from common.cache.tiers import Tiers
 from common.kv.block_cache import BlockCache
 from common.kv.hashing import prefix_root
 from common.sched.config import SchedulerConfig
@@ -19,6 +21,7 @@ from common.sched.plan import StepPlan, StepResult
 from common.sched.request import Request, RequestUpdate
 from common.sched.scheduler import Scheduler
 from common.transport.base import Endpoint, Read
+from common.transport.region import Region
 from common.worker.block_feed import BlockFeed
 from common.worker.core import WorkerCore
 from common.worker.engine_thread import EngineThread
@@ -26,6 +29,7 @@ from common.worker.metrics import WorkerMetrics
 from tests.support.fake_engine import FakeEngine
 
 BLOCK_SIZE = 4
+BLOCK_BYTES = 64
 
 
 def make_request(request_id: str, prompt: Sequence[int], **fields: object) -> Request:
@@ -52,8 +56,8 @@ class GatedEngine(FakeEngine):
         explode: steps raise this.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        super().__init__(num_blocks, BLOCK_SIZE)
+    def __init__(self, tiers: Tiers) -> None:
+        super().__init__(tiers.l1.cache.num_blocks, BLOCK_SIZE, rows=tiers.l1.rows)
         self.gate = threading.Event()
         self.gate.set()
         self.began = threading.Event()
@@ -114,30 +118,40 @@ class Rig:
         return self.registry.get_sample_value(name, labels) or 0.0
 
     async def settle(self) -> None:
-        """Wait until no step runs and the loop has nothing to start."""
+        """Wait until no step runs, nothing moves between the tiers, and the loop has nothing to start."""
         async with asyncio.timeout(20):
+            await self.core.tiers.drained()
             quiet = 0
             while quiet < 5:
                 await asyncio.sleep(0)
                 quiet = 0 if self.core.scheduler.in_flight else quiet + 1
 
+    async def tick(self) -> None:
+        """Let the loop run what is ready."""
+        await asyncio.sleep(0)
+
     def check_idle(self) -> None:
         """Nothing is held and nobody is known."""
         self.core.scheduler.check()
-        assert self.cache.num_held == 0
+        self.core.tiers.check()
+        assert [tier.cache.num_held for tier in self.core.tiers.tiers if tier.cache.num_held] == []
         assert self.core.num_requests == 0
 
 
 @asynccontextmanager
-async def running_core(num_blocks: int = 32, **config: object) -> AsyncIterator[Rig]:
+async def running_core(
+    num_blocks: int = 32, *, l2_blocks: int = 0, policies: TierPolicies | None = None, **config: object
+) -> AsyncIterator[Rig]:
     """A core whose loop runs; checked for leaks at the end. `config` sets fields of SchedulerConfig."""
-    cache, engine, registry = BlockCache(num_blocks), GatedEngine(num_blocks), CollectorRegistry()
+    l2 = Region.create(l2_blocks, BLOCK_BYTES) if l2_blocks else None
+    tiers = Tiers(Region.create(num_blocks, BLOCK_BYTES), l2, policies)
+    engine, registry, cache = GatedEngine(tiers), CollectorRegistry(), tiers.l1.cache
     settings = {"block_size": BLOCK_SIZE, "max_num_seqs": 8, "max_batch_tokens": 64} | config
     core = WorkerCore(
-        scheduler=Scheduler(cache, SchedulerConfig(**settings)),  # type: ignore[arg-type]
-        cache=cache,
+        scheduler=Scheduler(cache, SchedulerConfig(**settings), tiers),  # type: ignore[arg-type]
+        tiers=tiers,
         engine=EngineThread(engine),
-        feed=BlockFeed(cache.snapshot),
+        feed=BlockFeed([tier.cache.snapshot for tier in tiers.tiers]),
         metrics=WorkerMetrics(registry),
     )
     rig = Rig(core, cache, engine, registry)
@@ -152,6 +166,9 @@ async def running_core(num_blocks: int = 32, **config: object) -> AsyncIterator[
         loop.cancel()
         await asyncio.gather(loop, return_exceptions=True)
         core.engine.close()
+        await core.close()
+        for tier in tiers.tiers:
+            tier.region.close()
 
 
 @dataclass

@@ -9,6 +9,7 @@ from common.sched.config import SchedulerConfig
 from common.sched.request import FinishReason, Request, Status
 from common.sched.roster import Roster
 from common.sched.tables import BlockTables
+from common.sched.tiering import NothingBelow
 from tests.support.sched_rig import make_request
 
 CONFIG = SchedulerConfig(block_size=4)
@@ -19,7 +20,7 @@ class Rig:
 
     def __init__(self) -> None:
         self.cache = BlockCache(8)
-        self.tables = BlockTables(self.cache)
+        self.tables = BlockTables(self.cache, NothingBelow())
         self.roster = Roster(self.tables)
 
     def run(self, name: str, **fields: object) -> Request:

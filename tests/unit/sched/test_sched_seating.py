@@ -154,7 +154,7 @@ def test_lpm_admits_the_cached_prompt_first() -> None:
     rig.step()
     assert rig.scheduler.running_ids == ["hot"]
     rig.drain()
-    assert hot.num_cached_tokens == {"l1": 16} and cold.num_cached_tokens == {"l1": 0}
+    assert hot.num_cached_tokens == {"l1": 16} and cold.num_cached_tokens == {}
 
 
 @pytest.mark.parametrize("priority", [0, 1])

@@ -7,6 +7,7 @@ import pytest
 from common.kv.block_cache import BlockCache
 from common.sched.config import SchedulerConfig
 from common.sched.tables import BlockTables
+from common.sched.tiering import NothingBelow
 from tests.support.sched_rig import make_request
 
 CONFIG = SchedulerConfig(block_size=4)
@@ -22,7 +23,7 @@ def computed(cache: BlockCache, tables: BlockTables, num_tokens: int) -> None:
 
 def test_open_covers_all_known_tokens_and_reuses_the_prefix() -> None:
     cache = BlockCache(16)
-    tables = BlockTables(cache)
+    tables = BlockTables(cache, NothingBelow())
     computed(cache, tables, 8)
     request = make_request("a", range(10), output_ids=[5])
     assert tables.open(request, CONFIG, idle=False)
@@ -33,7 +34,7 @@ def test_open_covers_all_known_tokens_and_reuses_the_prefix() -> None:
 
 def test_a_full_hit_still_computes_the_last_block() -> None:
     cache = BlockCache(16)
-    tables = BlockTables(cache)
+    tables = BlockTables(cache, NothingBelow())
     computed(cache, tables, 8)
     request = make_request("a", range(8))
     assert tables.open(request, CONFIG, idle=False)
@@ -65,13 +66,13 @@ def test_admission_leaves_room(
     cache = BlockCache(8)
     request = make_request("a", range(num_tokens))
     rules = SchedulerConfig(block_size=4, **config)  # type: ignore[arg-type]
-    assert BlockTables(cache).open(request, rules, idle=idle, max_new=max_new) is opens
+    assert BlockTables(cache, NothingBelow()).open(request, rules, idle=idle, max_new=max_new) is opens
     assert cache.num_held == len(request.block_table) == (request.num_blocks_for(num_tokens) if opens else 0)
 
 
 def test_what_does_not_fit_leaves_the_cached_prefix_cached() -> None:
     cache = BlockCache(4)
-    tables = BlockTables(cache)
+    tables = BlockTables(cache, NothingBelow())
     computed(cache, tables, 8)
     request = make_request("a", range(40))
     assert not tables.open(request, CONFIG, idle=True)
@@ -80,7 +81,7 @@ def test_what_does_not_fit_leaves_the_cached_prefix_cached() -> None:
 
 def test_grow_appends_what_is_missing_or_nothing() -> None:
     cache = BlockCache(2)
-    tables = BlockTables(cache)
+    tables = BlockTables(cache, NothingBelow())
     request = make_request("a", range(4))
     tables.open(request, CONFIG, idle=True)
     first = list(request.block_table)
@@ -97,7 +98,7 @@ def test_grow_appends_what_is_missing_or_nothing() -> None:
 
 def test_only_full_blocks_are_indexed() -> None:
     cache = BlockCache(8)
-    tables = BlockTables(cache)
+    tables = BlockTables(cache, NothingBelow())
     request = make_request("a", range(11))
     tables.open(request, CONFIG, idle=True)
     tables.index(request, 7)
@@ -108,7 +109,7 @@ def test_only_full_blocks_are_indexed() -> None:
 
 def test_distrust_makes_the_whole_path_unknown() -> None:
     cache = BlockCache(8)
-    tables = BlockTables(cache)
+    tables = BlockTables(cache, NothingBelow())
     computed(cache, tables, 8)
     request = make_request("a", range(12))
     tables.open(request, CONFIG, idle=True)
@@ -120,7 +121,7 @@ def test_distrust_makes_the_whole_path_unknown() -> None:
 
 
 def test_a_request_with_blocks_is_not_opened_again() -> None:
-    tables = BlockTables(BlockCache(8))
+    tables = BlockTables(BlockCache(8), NothingBelow())
     request = make_request("a")
     tables.open(request, CONFIG, idle=True)
     with pytest.raises(AssertionError, match="has 1 blocks"):

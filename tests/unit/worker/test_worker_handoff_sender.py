@@ -11,9 +11,9 @@ import pytest
 
 from common.base.config import TimeoutsConfig
 from common.base.errors import Cancelled, InvalidRequest, Leg
+from common.cache.tiers import Tier
 from common.rpc.channel import ChannelPool
 from common.transport.base import Extent
-from common.transport.region import Region
 from common.worker.handoff_sender import HandoffSender
 from common.worker.job import Identity
 from common.worker.lending import Lender
@@ -21,9 +21,9 @@ from common.worker.peers import BlockReader, PeerPrefixes, Source
 from common.worker.state import WorkerState
 from pando.v1 import types_pb2, worker_pb2
 from tests.support.fake_engine import reference_output
-from tests.support.worker_rig import BLOCK_SIZE, FakeTransports, Listener, Rig, make_request, running_core
+from tests.support.worker_rig import BLOCK_BYTES, BLOCK_SIZE, FakeTransports, Listener, Rig, make_request, running_core
 
-BYTES = 64
+BYTES = BLOCK_BYTES
 IDENTITY = Identity(b"n" * 32, "numerics", BYTES, BLOCK_SIZE)
 
 
@@ -40,21 +40,19 @@ class SlowLender(Lender):
         self.gate, self.asked = asyncio.Event(), asyncio.Event()
         self.gate.set()
 
-    async def extents(self, blocks: Sequence[int]) -> list[Extent]:
+    async def extents(self, tier: Tier, blocks: Sequence[int]) -> list[Extent]:
         """Wait, then as always."""
         self.asked.set()
         await self.gate.wait()
-        return await super().extents(blocks)
+        return await super().extents(tier, blocks)
 
 
 @asynccontextmanager
 async def sending(num_blocks: int = 32, **config: object) -> AsyncIterator[tuple[Rig, SlowLender, HandoffSender]]:
-    with Region.create(num_blocks, BYTES) as region, ThreadPoolExecutor(1) as executor:
+    with ThreadPoolExecutor(1) as executor:
         async with running_core(num_blocks, chunked_prefill_size=4, **config) as rig:
-            lender = SlowLender(
-                core=rig.core, region=region, segment=1, incarnation=1, executor=executor, max_lent_blocks=64
-            )
-            reader = BlockReader(core=rig.core, region=region, transports=FakeTransports(), timeouts=TimeoutsConfig())  # type: ignore[arg-type]
+            lender = SlowLender(core=rig.core, segments={1: 1}, incarnation=1, executor=executor, max_lent_blocks=64)
+            reader = BlockReader(core=rig.core, transports=FakeTransports(), timeouts=TimeoutsConfig())  # type: ignore[arg-type]
             peers = PeerPrefixes(ChannelPool(TimeoutsConfig()), reader, IDENTITY, TimeoutsConfig(), "w")
             state = WorkerState("w", 1, ["prefill"], "m", 1, IDENTITY, [], 100, num_blocks)
             yield rig, lender, HandoffSender(rig.core, lender, peers, state, lambda token: bytes([token]))

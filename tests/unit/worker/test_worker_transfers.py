@@ -13,19 +13,12 @@ from common.base.config import TimeoutsConfig
 from common.base.errors import BlockCorrupt, Cancelled, HandoffAborted, InvalidRequest, LayoutMismatch, Leg, Overloaded
 from common.transport.base import Endpoint, Extent
 from common.transport.checksum import checksum
-from common.transport.region import Region
 from common.worker.lending import Lender
 from common.worker.peers import MAX_BLOCKS_PER_READ, BlockReader, Loan
-from tests.support.worker_rig import FakeTransports, Listener, Rig, make_request, running_core
+from tests.support.worker_rig import BLOCK_BYTES, FakeTransports, Listener, Rig, make_request, running_core
 
-BYTES = 64
+BYTES = BLOCK_BYTES
 ENDPOINTS = [Endpoint("shm", "host", 1, b"")]
-
-
-@pytest.fixture
-def region() -> Iterator[Region]:
-    with Region.create(64, BYTES) as region:
-        yield region
 
 
 @pytest.fixture
@@ -35,21 +28,21 @@ def executor() -> Iterator[ThreadPoolExecutor]:
 
 
 @asynccontextmanager
-async def lending(region: Region, executor: ThreadPoolExecutor, limit: int = 8) -> AsyncIterator[tuple[Rig, Lender]]:
+async def lending(executor: ThreadPoolExecutor, limit: int = 8) -> AsyncIterator[tuple[Rig, Lender]]:
     async with running_core(num_blocks=64) as rig:
         yield (
             rig,
-            Lender(core=rig.core, region=region, segment=3, incarnation=9, executor=executor, max_lent_blocks=limit),
+            Lender(core=rig.core, segments={1: 3}, incarnation=9, executor=executor, max_lent_blocks=limit),
         )
 
 
-async def test_extents_say_where_and_what(region: Region, executor: ThreadPoolExecutor) -> None:
-    async with lending(region, executor) as (rig, lender):
+async def test_extents_say_where_and_what(executor: ThreadPoolExecutor) -> None:
+    async with lending(executor) as (rig, lender):
         blocks = rig.cache.allocate(2) or []
         for block in blocks:
-            region.data[block * BYTES : (block + 1) * BYTES] = bytes([block + 1]) * BYTES
+            rig.core.tiers.l1.region.data[block * BYTES : (block + 1) * BYTES] = bytes([block + 1]) * BYTES
         async with lender.loans() as loans:
-            extents = await loans.add(blocks)
+            extents = await loans.add(rig.core.tiers.l1, blocks)
             rig.core.release(blocks)
             assert rig.cache.num_held == 2, "a loan outlives the request"
         assert rig.cache.num_held == 0 and lender.num_lent == 0
@@ -58,30 +51,31 @@ async def test_extents_say_where_and_what(region: Region, executor: ThreadPoolEx
         assert {(e.incarnation, e.segment, e.length, e.generation) for e in extents} == {(9, 3, BYTES, 0)}
 
 
-async def test_a_checksum_is_kept_for_one_generation(region: Region, executor: ThreadPoolExecutor) -> None:
-    async with lending(region, executor) as (rig, lender):
+async def test_a_checksum_is_kept_for_one_generation(executor: ThreadPoolExecutor) -> None:
+    async with lending(executor) as (rig, lender):
         blocks = rig.cache.allocate(1) or []
         async with lender.loans() as loans:
-            before = (await loans.add(blocks))[0]
-            region.data[blocks[0] * BYTES] = 7
-            assert (await loans.add(blocks))[0].checksum == before.checksum, "lent bytes do not change"
-            region.bump_generation(blocks[0])
-            after = (await loans.add(blocks))[0]
+            l1 = rig.core.tiers.l1
+            before = (await loans.add(l1, blocks))[0]
+            l1.view(blocks[0])[0] = 7
+            assert (await loans.add(l1, blocks))[0].checksum == before.checksum, "lent bytes do not change"
+            l1.region.bump_generation(blocks[0])
+            after = (await loans.add(l1, blocks))[0]
         assert after.checksum != before.checksum and after.generation == before.generation + 1
         rig.core.release(blocks)
 
 
-async def test_lending_is_bounded_and_a_refusal_holds_nothing(region: Region, executor: ThreadPoolExecutor) -> None:
-    async with lending(region, executor, limit=3) as (rig, lender):
+async def test_lending_is_bounded_and_a_refusal_holds_nothing(executor: ThreadPoolExecutor) -> None:
+    async with lending(executor, limit=3) as (rig, lender):
         blocks = rig.cache.allocate(4) or []
         with pytest.raises(Overloaded) as refused:
             async with lender.loans() as loans:
-                await loans.add(blocks[:2])
-                await loans.add(blocks[2:])
+                await loans.add(rig.core.tiers.l1, blocks[:2])
+                await loans.add(rig.core.tiers.l1, blocks[2:])
         assert refused.value.reason == "too_many_loans"
         assert lender.num_lent == 0
         async with lender.loans() as loans:
-            await loans.add(blocks[:3])
+            await loans.add(rig.core.tiers.l1, blocks[:3])
         rig.core.release(blocks)
 
 
@@ -90,15 +84,15 @@ def extents(count: int, length: int = BYTES) -> list[Extent]:
 
 
 @asynccontextmanager
-async def reading(region: Region) -> AsyncIterator[tuple[Rig, FakeTransports, BlockReader]]:
+async def reading() -> AsyncIterator[tuple[Rig, FakeTransports, BlockReader]]:
     async with running_core(num_blocks=64) as rig:
         transports = FakeTransports()
-        reader = BlockReader(core=rig.core, region=region, transports=transports, timeouts=TimeoutsConfig())  # type: ignore[arg-type]
+        reader = BlockReader(core=rig.core, transports=transports, timeouts=TimeoutsConfig())  # type: ignore[arg-type]
         yield rig, transports, reader
 
 
-async def test_batches_land_one_by_one(region: Region) -> None:
-    async with reading(region) as (rig, transports, reader):
+async def test_batches_land_one_by_one() -> None:
+    async with reading() as (rig, transports, reader):
         transports.gate.set()
         request = make_request("a", range(160))
         assert rig.core.reserve(request, Listener()) is not None
@@ -107,12 +101,12 @@ async def test_batches_land_one_by_one(region: Region) -> None:
         assert landed == [2 + MAX_BLOCKS_PER_READ, 5 + MAX_BLOCKS_PER_READ]
         assert [len(batch) for batch in transports.reads] == [MAX_BLOCKS_PER_READ, 3]
         block = request.block_table[2]
-        assert region.data[block * BYTES : (block + 1) * BYTES] == bytes([0xAB]) * BYTES
+        assert rig.core.tiers.l1.region.data[block * BYTES : (block + 1) * BYTES] == bytes([0xAB]) * BYTES
         rig.core.drop(request)
 
 
-async def test_a_request_that_ends_during_a_read_keeps_its_blocks_until_the_read_is_over(region: Region) -> None:
-    async with reading(region) as (rig, transports, reader):
+async def test_a_request_that_ends_during_a_read_keeps_its_blocks_until_the_read_is_over() -> None:
+    async with reading() as (rig, transports, reader):
         request, landed = make_request("a", range(16)), list[int]()
         assert rig.core.reserve(request, Listener()) is not None
         read = asyncio.create_task(reader.read(request, 0, Loan(ENDPOINTS, extents(2)), landed.append))
@@ -129,9 +123,9 @@ async def test_a_request_that_ends_during_a_read_keeps_its_blocks_until_the_read
         assert len(listener.tokens) == 1
 
 
-async def test_a_request_that_ended_before_the_read_gets_nothing(region: Region) -> None:
+async def test_a_request_that_ended_before_the_read_gets_nothing() -> None:
     """Its old blocks may belong to somebody else by now."""
-    async with reading(region) as (rig, transports, reader):
+    async with reading() as (rig, transports, reader):
         transports.gate.set()
         request = make_request("a", range(16))
         assert rig.core.reserve(request, Listener()) is not None
@@ -142,8 +136,8 @@ async def test_a_request_that_ended_before_the_read_gets_nothing(region: Region)
 
 
 @pytest.mark.parametrize("cancelled", [True, False])
-async def test_a_read_that_fails_gives_its_holds_back(region: Region, cancelled: bool) -> None:
-    async with reading(region) as (rig, transports, reader):
+async def test_a_read_that_fails_gives_its_holds_back(cancelled: bool) -> None:
+    async with reading() as (rig, transports, reader):
         request = make_request("a", range(16))
         assert rig.core.reserve(request, Listener()) is not None
         transports.outcome = BlockCorrupt("flipped")
@@ -159,8 +153,8 @@ async def test_a_read_that_fails_gives_its_holds_back(region: Region, cancelled:
         assert rig.cache.num_held == 0
 
 
-async def test_what_makes_no_sense_is_the_peers_fault_not_the_users(region: Region) -> None:
-    async with reading(region) as (rig, transports, reader):
+async def test_what_makes_no_sense_is_the_peers_fault_not_the_users() -> None:
+    async with reading() as (rig, transports, reader):
         transports.gate.set()
         request = make_request("a", range(16))
         assert rig.core.reserve(request, Listener()) is not None

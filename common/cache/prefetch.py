@@ -1,0 +1,241 @@
+"""Bringing the prefix of a queued request from L3 into the lowest tier of the worker, while it waits for its turn.
+
+::
+
+    begin ──> lookup a batch of names ──> read its hits into held blocks ──> verified head is indexed ──> next batch
+       └─ the request is passed over by the scheduler until the KV is here, or waiting costs more than it may
+
+Invariants: what is not verified is never indexed; a request waits for a bounded time, and for a store that has told
+nothing yet at most a small share of what computing would take; blocks on the way are bounded; a request that is
+admitted, or gone, stops its prefetch after the running batch. A fault of the store is a miss.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from common.base.logging import get_logger
+from common.cache.config import PrefetchConfig, PrefetchPolicy
+from common.cache.l3 import L3, BlockKey, Lease, State
+from common.cache.tiers import Tiers
+from common.sched.request import Request, Status
+
+NAMES_PER_LOOKUP = 128
+MAX_TAKEN_RATIO = 0.5
+"""Most blocks that one batch takes of those that the tier could give now."""
+ORIGIN = "l3"
+
+
+@dataclass(slots=True)
+class PrefetchCounters:
+    """What prefetches found and brought, in blocks; `timeouts` and `skipped` in requests.
+
+    Attributes:
+        answers: blocks looked up or read, by what the store answered.
+        fetched: blocks indexed.
+        timeouts: requests that stopped waiting before all was here.
+        skipped: requests that went without because too much was on the way.
+    """
+
+    answers: dict[State, int] = field(default_factory=lambda: dict.fromkeys(State, 0))
+    fetched: int = 0
+    timeouts: int = 0
+    skipped: int = 0
+
+    def count(self, states: Sequence[State]) -> None:
+        """Count answers."""
+        for state in states:
+            self.answers[state] += 1
+
+
+@dataclass(slots=True)
+class _Job:
+    """A prefetch. `found` is set once the store has said how much of the first batch it has."""
+
+    request: Request
+    hashes: Sequence[bytes]
+    first: int
+    num_found: int = 0
+    found: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the request still waits for its turn."""
+        return self.request.status in (Status.WAITING, Status.PREEMPTED)
+
+
+class Prefetcher:
+    """Runs prefetches on the worker's loop."""
+
+    def __init__(
+        self,
+        tiers: Tiers,
+        l3: L3,
+        namespace: bytes,
+        config: PrefetchConfig,
+        *,
+        prefill_tokens_per_s: Callable[[], float],
+        on_missing: Callable[[bytes], None],
+    ) -> None:
+        """Start idle.
+
+        Args:
+            tiers: where the blocks go.
+            l3: where they come from.
+            namespace: of this worker's KV.
+            config: may be replaced at any time.
+            prefill_tokens_per_s: measured speed of computing, 0 when unknown.
+            on_missing: told each name that the store says it does not have.
+        """
+        self.config = config
+        self.counters = PrefetchCounters()
+        self._tiers = tiers
+        self._l3 = l3
+        self._namespace = namespace
+        self._prefill_tokens_per_s = prefill_tokens_per_s
+        self._on_missing = on_missing
+        self._num_coming = 0
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    @property
+    def num_jobs(self) -> int:
+        """Prefetches that have not ended."""
+        return len(self._jobs)
+
+    def begin(self, request: Request) -> None:
+        """Look for what is missing of a queued request's prefix; it may be passed over until that is here."""
+        hashes = request.reusable_hashes()
+        first = self._tiers.match(hashes)
+        num_missing = len(hashes) - first
+        if self._closed or num_missing * request.block_size < self.config.min_tokens:
+            return
+        if self._num_coming + num_missing > self.config.max_blocks:
+            self.counters.skipped += 1
+            return
+        self._num_coming += num_missing
+        job = _Job(request, hashes, first)
+        request.awaits_kv = self.config.policy is not PrefetchPolicy.BEST_EFFORT
+        task = asyncio.create_task(self._run(job), name=f"prefetch-{request.request_id}")
+        self._jobs.add(task)
+        task.add_done_callback(self._jobs.discard)
+
+    async def drained(self) -> None:
+        """Wait until no prefetch is running."""
+        while self._jobs:
+            await asyncio.wait(self._jobs)
+
+    async def close(self) -> None:
+        """Begin no more, and wait for those that run: each ends within the store's deadline."""
+        self._closed = True
+        await self.drained()
+
+    async def _run(self, job: _Job) -> None:
+        fetching = asyncio.create_task(self._fetch(job))
+        try:
+            if job.request.awaits_kv and not await self._wait(job, fetching):
+                self.counters.timeouts += 1
+            self._let_go(job)
+            await fetching
+        except Exception as error:  # noqa: BLE001 - whatever a store does, the request is computed instead
+            get_logger().error("prefetch failed", request_id=job.request.request_id, exc_info=error)
+        finally:
+            self._num_coming -= len(job.hashes) - job.first
+            self._let_go(job)
+
+    def _let_go(self, job: _Job) -> None:
+        """Let the scheduler admit the request."""
+        if job.request.awaits_kv:
+            job.request.awaits_kv = False
+            self._tiers.hooks.on_change()
+
+    async def _wait(self, job: _Job, fetching: asyncio.Task[None]) -> bool:
+        """Wait as long as the policy allows; whether the fetch has ended."""
+        config, size = self.config, job.request.block_size
+        if config.policy is PrefetchPolicy.WAIT_COMPLETE:
+            await asyncio.wait((fetching,))
+            return True
+        num_tokens = (len(job.hashes) - job.first) * size
+        longest_s = config.timeout_base_s + config.timeout_per_1k_tokens_s * num_tokens / 1000
+        speed = self._prefill_tokens_per_s()
+        patience_s = min(longest_s, config.patience_ratio * num_tokens / speed) if speed else longest_s
+        finding = asyncio.create_task(job.found.wait())
+        try:
+            await asyncio.wait((fetching, finding), timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            finding.cancel()
+        if job.found.is_set() and not fetching.done():
+            longest_s = config.timeout_base_s + config.timeout_per_1k_tokens_s * job.num_found * size / 1000
+            await asyncio.wait((fetching,), timeout=longest_s)
+        return fetching.done()
+
+    async def _fetch(self, job: _Job) -> None:
+        end = job.first
+        while end < len(job.hashes) and job.wanted:
+            stop = min(end + NAMES_PER_LOOKUP, len(job.hashes))
+            landed = await self._fetch_batch(job, end, stop)
+            end += landed
+            self.counters.fetched += landed
+            job.request.fetched_from = (ORIGIN, job.first, end)
+            if end < stop:
+                return
+
+    async def _fetch_batch(self, job: _Job, first: int, stop: int) -> int:
+        """Bring blocks `first .. stop - 1` of a path; returns how many of them, from the first on, are here now."""
+        keys = [BlockKey(self._namespace, name) for name in job.hashes[first:stop]]
+        lease = await self._l3.lookup(keys, self.config.deadline_s)
+        try:
+            num_found = _head(lease.states)
+            self.counters.count(lease.states[num_found:])
+            for key, state in zip(keys, lease.states, strict=True):
+                if state is State.MISS:
+                    self._on_missing(key.prefix_hash)
+            if not num_found or not job.wanted:
+                return 0
+            job.num_found += num_found
+            job.found.set()
+            return await self._read(job.hashes[: first + num_found], first, lease)
+        finally:
+            await lease.close()
+
+    async def _read(self, path: Sequence[bytes], first: int, lease: Lease) -> int:
+        """Read the blocks of a path from `first` on into the lowest tier and index the verified head."""
+        tier = self._tiers.lowest
+        head = await self._hold_head(path[:first])
+        if head is None:
+            return 0
+        blocks: list[int] = []
+        try:
+            count = min(len(path) - first, int(tier.cache.num_available * MAX_TAKEN_RATIO))
+            blocks = tier.cache.allocate(count) or []
+            wanted = [(index, tier.view(block)) for index, block in enumerate(blocks)]
+            states = await self._l3_read(lease, wanted)
+            num_good = _head(states)
+            tier.cache.insert(path[: first + num_good], head + blocks[:num_good], priority=0)
+            return num_good
+        finally:
+            tier.cache.release(head + blocks)
+            self._tiers.hooks.on_change()
+
+    async def _l3_read(self, lease: Lease, wanted: list[tuple[int, memoryview]]) -> list[State]:
+        states = await lease.read(wanted, self.config.deadline_s) if wanted else []
+        self.counters.count(states)
+        return states
+
+    async def _hold_head(self, path: Sequence[bytes]) -> list[int] | None:
+        """Hold the blocks before those that are fetched in the same tier; None when they are not there."""
+        tier = self._tiers.lowest
+        if tier.cache.match(path) < len(path) and self._tiers.l2 is not None:
+            await self._tiers.save(path)
+        head = tier.cache.acquire(path)
+        if len(head) == len(path):
+            return head
+        tier.cache.release(head)
+        return None
+
+
+def _head(states: Sequence[State]) -> int:
+    """Number of leading hits."""
+    return next((index for index, state in enumerate(states) if state is not State.HIT), len(states))

@@ -1,0 +1,98 @@
+"""What a worker has of L3: the store, reads ahead of requests, writes behind replies.
+
+It can be attached and detached while the worker runs. Attached late, it is offered what the tiers hold already, under
+the names that these blocks have always had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from common.cache.archive import Archive
+from common.cache.config import ArchiveConfig, PrefetchConfig
+from common.cache.l3 import L3
+from common.cache.prefetch import Prefetcher
+from common.cache.tiers import Tiers
+from common.sched.request import Request
+
+
+@dataclass(slots=True, frozen=True)
+class StorageConfig:
+    """Which store, and how it is used.
+
+    Attributes:
+        backend: name of the store's kind, for people.
+        prefetch, archive: see there.
+    """
+
+    backend: str
+    prefetch: PrefetchConfig = field(default_factory=PrefetchConfig)
+    archive: ArchiveConfig = field(default_factory=ArchiveConfig)
+
+
+class Storage:
+    """L3 as one worker uses it. Owns `l3` from its construction on."""
+
+    def __init__(
+        self,
+        tiers: Tiers,
+        l3: L3,
+        namespace: bytes,
+        config: StorageConfig,
+        prefill_tokens_per_s: Callable[[], float],
+    ) -> None:
+        self.backend = config.backend
+        self.namespace = namespace
+        self.l3 = l3
+        self._tiers = tiers
+        self.archive = Archive(tiers, l3, namespace, config.archive)
+        self.prefetcher = Prefetcher(
+            tiers,
+            l3,
+            namespace,
+            config.prefetch,
+            prefill_tokens_per_s=prefill_tokens_per_s,
+            on_missing=self.archive.missing,
+        )
+
+    def begin(self, request: Request) -> None:
+        """A request is queued: look for its prefix."""
+        self.prefetcher.begin(request)
+
+    def offer(self, path: Sequence[bytes]) -> None:
+        """A path has reached the lowest tier."""
+        self.archive.offer(path)
+
+    def offer_all(self) -> None:
+        """Offer every path of the lowest tier."""
+        for path in paths(self._tiers.lowest.cache.snapshot()):
+            self.archive.offer(path)
+
+    async def drained(self) -> None:
+        """Wait until nothing is on the way in either direction."""
+        await self.prefetcher.drained()
+        await self.archive.drained()
+
+    async def close(self, flush_s: float) -> None:
+        """End: what waits to be written gets `flush_s` seconds, then is forgotten."""
+        await self.prefetcher.close()
+        writing = asyncio.ensure_future(self.archive.drained())
+        await asyncio.wait((writing,), timeout=flush_s)
+        writing.cancel()
+        await self.archive.close()
+        await self.l3.close()
+
+
+def paths(snapshot: Sequence[tuple[bytes, bytes]]) -> list[list[bytes]]:
+    """The paths from the first block to each leaf, of (hash, parent hash) pairs with parents first."""
+    parents = dict(snapshot)
+    inner = set(parents.values())
+    result = []
+    for leaf in (block_hash for block_hash in parents if block_hash not in inner):
+        path = [leaf]
+        while parent := parents[path[-1]]:
+            path.append(parent)
+        result.append(path[::-1])
+    return result

@@ -1,0 +1,84 @@
+"""The flags of the KV tiers, under the names that SGLang users know, and what they mean to `common.cache`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from common.base.config import Section
+from common.base.errors import InvalidRequest
+from common.cache.config import PrefetchConfig, PrefetchPolicy, TierPolicies, WritePolicy
+from common.kv.eviction import EvictionPolicy
+
+DEFAULT_RATIO = 2.0
+_EVICTION = "^(lru|lfu|slru|priority)$"
+
+
+class CacheConfig(Section):
+    """Tiers below L1: host blocks (L2) and a shared store (L3)."""
+
+    enable_hierarchical_cache: bool = Field(
+        False, description=f"keep KV in L2 too, {DEFAULT_RATIO:g} times L1 unless ratio or size says otherwise"
+    )
+    hicache_ratio: float = Field(0.0, ge=0, le=1024, description="size of L2 as a multiple of L1; 0: no L2")
+    hicache_size: float = Field(0.0, ge=0, description="size of L2 in GB (10^9 bytes); overrides the ratio")
+    hicache_write_policy: WritePolicy = Field(
+        WritePolicy.WRITE_THROUGH,
+        description="when L1 blocks go down: write_through (complete), write_through_selective (second use), "
+        "write_back (evicted)",
+    )
+    radix_eviction_policy: str = Field("lru", pattern=_EVICTION, description="who leaves L1 first")
+    hicache_eviction_policy: str = Field("lru", pattern=_EVICTION, description="who leaves L2 first")
+    hicache_load_back_min_tokens: int = Field(16, ge=1, description="a shorter rest in L2 is computed, not loaded")
+    hicache_storage_backend: str = Field("", pattern="^(|file)$", description="L3: empty for none, or file")
+    hicache_storage_dir: Path | None = Field(None, description="folder of the file backend, shared by all workers")
+    hicache_storage_size: float = Field(10.0, gt=0, description="cap of the file backend in GB (10^9 bytes)")
+    hicache_storage_prefetch_policy: PrefetchPolicy = Field(
+        PrefetchPolicy.TIMEOUT, description="how long a request waits for L3: best_effort, wait_complete, timeout"
+    )
+    hicache_prefetch_min_tokens: int = Field(64, ge=1, description="a shorter uncached rest is not looked up in L3")
+    hicache_prefetch_timeout_base_s: float = Field(0.1, ge=0, description="longest wait for L3 under timeout, plus:")
+    hicache_prefetch_timeout_per_1k_tokens_s: float = Field(0.25, ge=0, description="as much per 1,000 tokens")
+    hicache_prefetch_max_tokens: int = Field(65_536, ge=1, description="most tokens on the way from L3 at a time")
+    hicache_storage_deadline_s: float = Field(2.0, gt=0, description="seconds for one lookup or batch of reads of L3")
+    kv_tag_key_file: Path | None = Field(
+        None, description="file with the key, equal on all workers, that tags blocks which leave the host"
+    )
+
+    def policies(self) -> TierPolicies:
+        """The policies of L1 and L2."""
+        return TierPolicies(
+            WritePolicy(self.hicache_write_policy),
+            EvictionPolicy(self.radix_eviction_policy),
+            EvictionPolicy(self.hicache_eviction_policy),
+        )
+
+    def prefetch(self, block_size: int) -> PrefetchConfig:
+        """How L3 is read."""
+        return PrefetchConfig(
+            policy=PrefetchPolicy(self.hicache_storage_prefetch_policy),
+            min_tokens=self.hicache_prefetch_min_tokens,
+            timeout_base_s=self.hicache_prefetch_timeout_base_s,
+            timeout_per_1k_tokens_s=self.hicache_prefetch_timeout_per_1k_tokens_s,
+            max_blocks=max(1, self.hicache_prefetch_max_tokens // block_size),
+            deadline_s=self.hicache_storage_deadline_s,
+        )
+
+    def l2_blocks(self, l1_blocks: int, block_bytes: int) -> int:
+        """Number of L2 blocks, 0 for no L2.
+
+        Raises:
+            InvalidRequest: a size was given, and not even one block fits into it.
+        """
+        if self.hicache_size:
+            blocks = int(self.hicache_size * 1e9) // block_bytes
+        else:
+            ratio = self.hicache_ratio or (DEFAULT_RATIO if self.enable_hierarchical_cache else 0.0)
+            blocks = int(l1_blocks * ratio)
+        if not blocks and (self.hicache_size or self.hicache_ratio):
+            raise InvalidRequest(
+                f"L2 would have no block of {block_bytes} bytes: raise --hicache-size or --hicache-ratio",
+                param="hicache_size" if self.hicache_size else "hicache_ratio",
+            )
+        return blocks
