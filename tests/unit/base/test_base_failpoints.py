@@ -7,10 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from common.base.errors import InvalidRequest, PeerLost, Unsupported
 from common.base.failpoint_files import MAX_FILES
+from common.base.failpoint_metrics import FailpointCollector
 from common.base.failpoint_rules import MAX_TEXT_CHARS, Action, Fault, Rule, parse_rules
 from common.base.failpoints import DISABLED, POLL_S, Failpoints, Kind, Source, inflict
 
@@ -254,3 +256,13 @@ async def test_inflicting_a_fault() -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await inflict(Fault(Action.DROP), lambda: PeerLost("never made"))
+
+
+def test_counters_are_metrics() -> None:
+    registry, points = CollectorRegistry(), failpoints()
+    FailpointCollector(points, registry)
+    points.arm("l3.read", "1*fail")
+    actions(points, "l3.read", 3)
+    assert registry.get_sample_value("pando_failpoint_hits_total", {"failpoint": "l3.read"}) == 3
+    assert registry.get_sample_value("pando_failpoint_faults_total", {"failpoint": "l3.read"}) == 1
+    assert registry.get_sample_value("pando_failpoint_faults_total", {"failpoint": "l3.put"}) == 0
