@@ -17,6 +17,7 @@ from common.base.model_config import ModelConfig, load_model_config
 from common.tokenizer.chat_template import ChatTemplate
 from common.tokenizer.tokenizer import Tokenizer
 from services.router.job import Chat, Prompt
+from services.router.tool_prompt import knows_tools, uses_tools, without_tools
 from services.router.validation import CONTEXT_LENGTH_EXCEEDED, num_chat_chars
 
 T = TypeVar("T")
@@ -28,23 +29,29 @@ class Model:
 
     Attributes:
         template: None when the model has no chat template.
+        knows_tools: the template shows tools, calls and results; else they are written into the messages.
     """
 
     name: str
     config: ModelConfig
     tokenizer: Tokenizer
     template: ChatTemplate | None
+    knows_tools: bool = False
 
     @classmethod
     def load(cls, path: Path, name: str) -> Model:
         """Read a model directory; an empty `name` is replaced by the folder's. Raises ModelError."""
         config = load_model_config(path)
-        return cls(name or path.resolve().name, config, Tokenizer.load(path), ChatTemplate.load(path))
+        template = ChatTemplate.load(path)
+        known = template is not None and knows_tools(template)
+        return cls(name or path.resolve().name, config, Tokenizer.load(path), template, known)
 
     def render(self, chat: Chat) -> str:
         """The text of a conversation. Raises InvalidRequest."""
         if self.template is None:
             raise InvalidRequest("this model has no chat template", reason="no_chat_template", param="messages")
+        if not self.knows_tools and uses_tools(chat):
+            chat = without_tools(chat)
         return self.template.render(
             chat.messages,
             chat.tools,
