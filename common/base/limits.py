@@ -35,7 +35,7 @@ class LimitsConfig(Section):
     max_messages: int = Field(4096, ge=1, description="most messages of a chat prompt")
     max_tools: int = Field(128, ge=0, description="most tools of one request")
     max_schema_bytes: int = Field(
-        128 * 1024, ge=1, description="largest JSON schema of a response format or of all tools together, in bytes"
+        128 * 1024, ge=1, description="largest grammar or JSON schema, of all tools together too, in bytes"
     )
     max_schema_depth: int = Field(64, ge=1, description="most levels of objects and arrays in a JSON schema")
     chat_template_kwargs: tuple[str, ...] = Field(

@@ -2,7 +2,8 @@
 
 The runner keeps no state between steps except views of the KV pool, which the caller allocates and attaches after
 loading (the layout decides the size of a block). It trusts plans: token ids, positions and block ids are in range.
-Logits that are not finite fail their request and leave the others alone.
+Logits that are not finite fail their request and leave the others alone. A grammar's masks are found while the forward
+runs; a sequence whose mask is late gets its token in a later step.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.base.errors import InvalidRequest
 from common.base.model_config import ModelConfig
 from common.engine.attention.base import AttentionBackend, PagedBatch
+from common.engine.draw import Patience, draw
 from common.engine.layout import KVLayout
 from common.engine.model import DecoderModel
-from common.engine.sampler import Row, sample, token_logprobs
+from common.engine.sampler import Row, token_logprobs
 from common.sched.params import SamplingParams
 from common.sched.plan import SampledToken, SampleSpec, SequenceStep, StepPlan, StepResult, TokenLogprobs
 
@@ -27,7 +30,6 @@ LOGITS_ROWS_AT_ONCE = 64
 """Bounds the memory of prompt logprobs: 64 rows of 150,000 fp32 logits are 38 MB."""
 
 NOT_FINITE = "the model's logits are not finite"
-NOTHING_TO_DRAW = "the sampling parameters leave no token to draw"
 
 _WARM_UP_ROWS = (1, 2, 8, 64)
 
@@ -89,14 +91,18 @@ class ModelRunner:
         began = time.perf_counter()
         outcome = _Outcome()
         if plan.sequences:
+            _prepare_masks(plan.sequences)
             hidden = self._forward(plan.sequences)
             self._read_prompts(plan.sequences, hidden, outcome)
+            outcome.patience = Patience(time.perf_counter() - began)
             self._sample_all(plan.sequences, hidden, outcome)
         return StepResult(
             step_id=plan.step_id,
             sampled={i: token for i, token in outcome.sampled.items() if i not in outcome.failed},
             prompt_logprobs={i: lps for i, lps in outcome.prompt_logprobs.items() if i not in outcome.failed},
             failed=outcome.failed,
+            refused=outcome.refused,
+            late=outcome.late,
             elapsed_s=time.perf_counter() - began,
         )
 
@@ -133,13 +139,24 @@ class ModelRunner:
             yield from self._model.logits(hidden[part]).numpy()
 
 
+def _prepare_masks(sequences: Sequence[SequenceStep]) -> None:
+    """Let the masks of constrained sequences be found while the forward runs."""
+    for sequence in sequences:
+        spec = sequence.sample
+        if spec is not None and spec.constraint is not None:
+            spec.constraint.prepare(spec.output_ids)
+
+
 class _Outcome:
-    """What a step has found so far, by request id."""
+    """What a step has found so far, by request id; `patience`: how long it waits for masks."""
 
     def __init__(self) -> None:
         self.sampled: dict[str, SampledToken] = {}
         self.prompt_logprobs: dict[str, list[TokenLogprobs]] = {}
         self.failed: dict[str, str] = {}
+        self.refused: dict[str, str] = {}
+        self.late: set[str] = set()
+        self.patience = Patience(0.0)
 
     def add_sample(self, sequence: SequenceStep, row: Row) -> None:
         """Draw the next token of `sequence` from its logits row."""
@@ -148,15 +165,21 @@ class _Outcome:
         if not np.isfinite(row).all():
             self.failed[sequence.request_id] = NOT_FINITE
             return
-        token = sample(row, spec)
-        if token is None:
-            self.failed[sequence.request_id] = NOTHING_TO_DRAW
+        try:
+            drawn = draw(row, spec, self.patience)
+        except InvalidRequest as error:
+            self.refused[sequence.request_id] = error.message
             return
-        wanted = spec.params.logprobs
+        if drawn is None:
+            self.late.add(sequence.request_id)
+            return
+        token, wanted = drawn.token_id, spec.params.logprobs
         self.sampled[sequence.request_id] = SampledToken(
             token_id=token,
             logprobs=None if wanted is None else token_logprobs(row, token, wanted),
             digest=hashlib.sha256(row.tobytes()).digest() if sequence.digest else None,
+            forced_ids=drawn.forced,
+            complete=drawn.complete,
         )
 
     def add_prompt(self, sequence: SequenceStep, rows: Iterator[Row]) -> None:

@@ -2,8 +2,8 @@
 
 Randomness is counter-based: the uniform number of a draw is a hash of (seed, choice, output position), so a migrated,
 preempted or differently batched request continues alike. Filters apply in the order bias, penalties, minimum length,
-temperature, top-k, top-p, min-p; the draw inverts the cumulative mass in token id order. Ties go to the lowest id.
-Everything is computed in fp64 from the fp32 row, one row at a time.
+mask, temperature, top-k, top-p, min-p; the draw inverts the cumulative mass in token id order. Ties go to the lowest
+id. Everything is computed in fp64 from the fp32 row, one row at a time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
+from common.grammar.constraint import Mask
 from common.sched.params import SamplingParams
 from common.sched.plan import SampleSpec, TokenLogprobs
 
@@ -25,13 +26,15 @@ _PHILOX_W = (0x9E3779B9, 0xBB67AE85)
 _MASK32 = 0xFFFFFFFF
 
 
-def sample(row: Row, spec: SampleSpec) -> int | None:
+def sample(row: Row, spec: SampleSpec, mask: Mask | None = None) -> int | None:
     """Return the token id drawn from `row` [vocab]; None if the parameters leave no token to draw.
 
-    The row must be finite and is not changed.
+    The row must be finite and is not changed. With a `mask` only the ids it allows can be drawn.
     """
     params = spec.params
     adjusted = _adjust(row, spec)
+    if mask is not None:
+        adjusted = _only(adjusted, mask)
     best = int(np.argmax(adjusted))
     if adjusted[best] == -np.inf:
         return None
@@ -106,6 +109,14 @@ def _adjust(row: Row, spec: SampleSpec) -> npt.NDArray[np.floating]:
     _penalise(adjusted, spec)
     adjusted[[token for token in banned if token < row.size]] = -np.inf
     return adjusted
+
+
+def _only(adjusted: npt.NDArray[np.floating], mask: Mask) -> npt.NDArray[np.floating]:
+    """A copy in which only the allowed ids are left; a mask may be longer or shorter than the vocabulary."""
+    count = min(mask.size, adjusted.size)
+    left = np.full(adjusted.size, -np.inf, adjusted.dtype)
+    np.copyto(left[:count], adjusted[:count], where=mask[:count])
+    return left
 
 
 def _has_penalties(params: SamplingParams) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 
-from common.base.errors import Unsupported
+from common.grammar.spec import GrammarKind, GrammarSpec, choices_spec
 from common.kv.hashing import HASH_BYTES
 from common.sched.params import SamplingParams
 from common.sched.plan import TokenLogprobs
@@ -16,10 +17,8 @@ TokenBytes = Callable[[int], bytes]
 def sampling_from_pb(message: types_pb2.SamplingParams) -> SamplingParams:
     """Parameters with the defaults filled in (temperature 1, top_p 1, repetition penalty 1).
 
-    Does not validate. Raises Unsupported when a grammar is asked for: no grammar engine is linked in.
+    Does not validate, but for choices, which must be strings that are not empty (InvalidRequest).
     """
-    if message.grammar.WhichOneof("kind") is not None:
-        raise Unsupported("structured output is not available yet", param="response_format")
     return SamplingParams(
         max_tokens=message.max_tokens,
         min_tokens=message.min_tokens,
@@ -38,7 +37,29 @@ def sampling_from_pb(message: types_pb2.SamplingParams) -> SamplingParams:
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         include_stop_str=message.include_stop_str,
         skip_special_tokens=message.skip_special_tokens if message.HasField("skip_special_tokens") else True,
+        grammar=grammar_from_pb(message.grammar),
     )
+
+
+def grammar_from_pb(message: types_pb2.Grammar) -> GrammarSpec | None:
+    """The grammar as plain data; None when none is asked for."""
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        return None
+    if kind == "choices":
+        return choices_spec(list(message.choices.values))
+    return GrammarSpec(GrammarKind(kind), getattr(message, kind))
+
+
+def grammar_to_pb(spec: GrammarSpec | None) -> types_pb2.Grammar | None:
+    """The inverse of `grammar_from_pb`."""
+    if spec is None:
+        return None
+    if spec.kind is GrammarKind.CHOICES:
+        return types_pb2.Grammar(choices=types_pb2.Grammar.Choices(values=json.loads(spec.text)))
+    message = types_pb2.Grammar()
+    setattr(message, spec.kind, spec.text)
+    return message
 
 
 def logprob_to_pb(logprobs: TokenLogprobs, token_bytes: TokenBytes) -> types_pb2.TokenLogprob:

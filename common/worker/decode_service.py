@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from common.grammar.store import GrammarStore
 from common.rpc.convert import TokenBytes, logprob_to_pb
 from common.rpc.errors import about
 from common.rpc.server import Context
 from common.sched.request import FinishReason
 from common.worker.generation import Generator, Job
 from common.worker.handoff_sender import cached_tokens_to_pb
-from common.worker.job import Limits, request_from_pb
+from common.worker.job import Limits, constrain, request_from_pb
 from common.worker.output import Piece
 from common.worker.service import sources_from_pb
 from common.worker.state import WorkerState
@@ -27,10 +28,18 @@ _FINISH_TO_PB = {
 class DecodeServicer(worker_pb2_grpc.DecodeServiceServicer):
     """`pando.v1.DecodeService`."""
 
-    def __init__(self, state: WorkerState, generator: Generator, limits: Limits, token_bytes: TokenBytes) -> None:
+    def __init__(
+        self,
+        state: WorkerState,
+        generator: Generator,
+        limits: Limits,
+        grammars: GrammarStore,
+        token_bytes: TokenBytes,
+    ) -> None:
         self._state = state
         self._generator = generator
         self._limits = limits
+        self._grammars = grammars
         self._token_bytes = token_bytes
 
     async def Generate(
@@ -39,6 +48,7 @@ class DecodeServicer(worker_pb2_grpc.DecodeServiceServicer):
         """See the proto."""
         with about(request.request.request_id):
             job = self._job(request)
+            await constrain(job.request, self._grammars)
             first = True
             async with aclosing(self._generator.generate(job)) as pieces:
                 async for piece in pieces:

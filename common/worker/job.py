@@ -9,6 +9,7 @@ from math import isfinite
 
 from common.base.errors import InvalidRequest, LayoutMismatch
 from common.base.model_config import ModelConfig
+from common.grammar.store import GrammarStore
 from common.kv.hashing import block_hashes, prefix_root
 from common.rpc.convert import join_hashes, sampling_from_pb
 from common.sched.params import SamplingParams
@@ -116,6 +117,17 @@ def request_from_pb(message: worker_pb2.WorkerRequest, limits: Limits, arrival_s
         arrival_s=arrival_s,
         digest=limits.debug_logits_digest,
     )
+
+
+async def constrain(request: Request, grammars: GrammarStore) -> None:
+    """Give a request that asks for a grammar its constraint, brought to where its output stands.
+
+    Raises:
+        InvalidRequest: the grammar is none, costs too much, or forbids the output so far.
+    """
+    params = request.params
+    if params.grammar is not None:
+        request.constraint = await grammars.matcher(params.grammar, request.output_ids, ignore_eos=params.ignore_eos)
 
 
 def _check_tokens(prompt: Sequence[int], outputs: Sequence[int], limits: Limits) -> None:

@@ -40,6 +40,16 @@ class WorkerMetrics:
         self.generated = Counter(
             "pando_worker_generated_tokens_total", "Output tokens drawn on this worker.", registry=registry
         )
+        self.forced = Counter(
+            "pando_worker_forced_tokens_total",
+            "Output tokens that a grammar forced and no step drew.",
+            registry=registry,
+        )
+        self.late = Counter(
+            "pando_worker_late_masks_total",
+            "Times that a sequence had to wait a step because its grammar's mask was not ready.",
+            registry=registry,
+        )
         self.prompt_tokens = Counter(
             "pando_worker_prompt_tokens_total", "Prompt tokens of requests that began here.", registry=registry
         )
@@ -108,7 +118,10 @@ class WorkerMetrics:
         phase = "prefill" if plan.num_tokens > len(plan.sequences) else "decode"
         self.step_seconds.labels(phase).observe(result.elapsed_s)
         self.step_tokens.labels(phase).inc(plan.num_tokens)
-        self.generated.inc(len(result.sampled))
+        num_forced = sum(len(token.forced_ids) for token in result.sampled.values())
+        self.generated.inc(len(result.sampled) + num_forced)
+        self.forced.inc(num_forced)
+        self.late.inc(len(result.late))
 
     def prompt_done(self, request: Request) -> None:
         """Count the prompt of a request that was computed here, once its first token is known."""

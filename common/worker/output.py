@@ -83,6 +83,8 @@ class OutputStream:
         self._pending.prompt_logprobs.extend(update.prompt_logprobs)
         if update.token_id is not None:
             self.push(update.token_id, update.logprobs, update.digest)
+            for token_id in update.forced_ids:
+                self.push(token_id, None, None)
         if update.finish_reason is not None:
             self.end(update.finish_reason)
 

@@ -7,10 +7,11 @@ from contextlib import aclosing
 
 from common.base.clock import Clock
 from common.base.errors import InvalidRequest
+from common.grammar.store import GrammarStore
 from common.rpc.errors import about
 from common.rpc.server import Context
 from common.worker.handoff_sender import HandoffSender
-from common.worker.job import Limits, request_from_pb
+from common.worker.job import Limits, constrain, request_from_pb
 from common.worker.service import sources_from_pb
 from common.worker.state import WorkerState
 from pando.v1 import worker_pb2, worker_pb2_grpc
@@ -19,10 +20,13 @@ from pando.v1 import worker_pb2, worker_pb2_grpc
 class PrefillServicer(worker_pb2_grpc.PrefillServiceServicer):
     """`pando.v1.PrefillService`."""
 
-    def __init__(self, state: WorkerState, sender: HandoffSender, limits: Limits, clock: Clock) -> None:
+    def __init__(
+        self, state: WorkerState, sender: HandoffSender, limits: Limits, grammars: GrammarStore, clock: Clock
+    ) -> None:
         self._state = state
         self._sender = sender
         self._limits = limits
+        self._grammars = grammars
         self._clock = clock
 
     async def Handoff(
@@ -37,6 +41,7 @@ class PrefillServicer(worker_pb2_grpc.PrefillServiceServicer):
         with about(start.request.request_id):
             self._state.identity.check(start.identity)
             request = request_from_pb(start.request, self._limits, self._clock())
+            await constrain(request, self._grammars)
             sources = sources_from_pb(start.sources)
             async with aclosing(self._sender.serve(request, start.num_blocks_held, sources)) as messages:
                 async for message in messages:

@@ -13,6 +13,7 @@ from common.base.config import load_or_exit
 from common.base.logging import Logger, configure_logging, log_ready
 from common.base.metrics import MetricsServer, new_registry
 from common.base.model_config import ModelError
+from common.grammar.checker import GrammarChecker
 from common.rpc.registry import RegistryReader
 from common.rpc.server import RpcServer
 from pando.v1 import inference_pb2_grpc
@@ -41,6 +42,7 @@ class Router:
     Attributes:
         address, metrics_address: host:port of the gRPC API and of the exporter, once started.
         registry: of its metrics.
+        grammars: tries out new grammars.
     """
 
     def __init__(self, settings: RouterSettings, model: Model, reader: Reader, log: Logger) -> None:
@@ -64,11 +66,17 @@ class Router:
             log=log,
         )
         self._pool = PromptPool(config.tokenizer_threads, config.inline_prompt_chars)
+        self.grammars = GrammarChecker(
+            config.model_path,
+            model.config.vocab_size,
+            model.config.eos_token_ids,
+            limit_s=config.grammar_trial_s,
+        )
         self._running = RunningTable(config.max_concurrent_requests, config.max_queued_tokens)
         strict = config.context_policy == "strict"
         service = InferenceService(
             desk=Desk(config, self._fleet, self._rpc, model.tokenizer, self._metrics, monotonic, log),
-            intake=Intake(model, membership, self._pool, limits=settings.limits, strict_context=strict),
+            intake=Intake(model, membership, self._pool, self.grammars, limits=settings.limits, strict_context=strict),
             model=model,
             pool=self._pool,
             running=self._running,
@@ -108,6 +116,7 @@ class Router:
         await self._fleet.close()
         await self._rpc.close()
         self._pool.close()
+        await self.grammars.close()
         self._exporter.close()
 
 
@@ -120,6 +129,7 @@ async def serve(settings: RouterSettings, model: Model, log: Logger) -> None:
     reader = RegistryReader(settings.registry.url, settings.registry.cluster, settings.timeouts.scaled().ping_s)
     router = Router(settings, model, reader, log)
     await router.start()
+    router.grammars.start()
     log_ready(address=router.address, metrics=router.metrics_address)
     await stop.wait()
     await router.stop()

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from common.base.errors import InvalidRequest
-from common.rpc.convert import join_hashes, sampling_from_pb
+from common.rpc.convert import grammar_to_pb, join_hashes, sampling_from_pb
 from common.sched.params import SamplingParams
 from pando.v1 import inference_pb2, types_pb2, worker_pb2
 from services.router.job import Chat, Job, Prompt, Wish
@@ -24,8 +24,7 @@ def wish_from_pb(message: inference_pb2.GenerateRequest) -> Wish:
     """A generation request as plain data, nothing checked but the JSON in it.
 
     Raises:
-        InvalidRequest: a JSON field is broken.
-        Unsupported: a grammar is asked for.
+        InvalidRequest: a JSON field is broken, or choices are empty.
     """
     sampling = message.sampling
     return Wish(
@@ -108,6 +107,7 @@ def sampling_to_pb(params: SamplingParams, seed: int) -> types_pb2.SamplingParam
         include_stop_str=params.include_stop_str,
         skip_special_tokens=params.skip_special_tokens,
         seed=seed,
+        grammar=grammar_to_pb(params.grammar),
     )
 
 

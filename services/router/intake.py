@@ -7,6 +7,7 @@ from dataclasses import replace
 from common.base.errors import Leg, ModelNotFound, NotReady
 from common.base.ids import new_seed
 from common.base.limits import LimitsConfig
+from common.grammar.checker import GrammarChecker
 from common.kv.hashing import block_hashes, prefix_root
 from services.router.closing import detokenizer
 from services.router.job import Job, Wish
@@ -19,11 +20,19 @@ class Intake:
     """Makes jobs for one model and the workers that serve it."""
 
     def __init__(
-        self, model: Model, membership: Membership, pool: PromptPool, *, limits: LimitsConfig, strict_context: bool
+        self,
+        model: Model,
+        membership: Membership,
+        pool: PromptPool,
+        grammars: GrammarChecker,
+        *,
+        limits: LimitsConfig,
+        strict_context: bool,
     ) -> None:
         self._model = model
         self._membership = membership
         self._pool = pool
+        self._grammars = grammars
         self._limits = limits
         self._strict_context = strict_context
 
@@ -44,10 +53,13 @@ class Intake:
         Raises:
             ModelNotFound, InvalidRequest: the wish can never be granted.
             NotReady: no worker has joined yet.
+            Overloaded: too many new grammars wait for their trial.
         """
         self.check_model(wish.model)
         check_wish(wish, self._limits, self._model.config.vocab_size)
         assert wish.prompt is not None, "checked above"
+        if wish.params.grammar is not None:
+            await self._grammars.check(wish.params.grammar)
         return await self._pool.run(prompt_size(wish.prompt), lambda: self._build(wish, request_id, deadline_s))
 
     def _build(self, wish: Wish, request_id: str, deadline_s: float) -> Job:

@@ -12,6 +12,7 @@ from typing import Any
 
 from common.base.errors import InvalidRequest
 from common.base.limits import LimitsConfig
+from common.grammar.spec import check_spec
 from common.sched.params import SamplingParams
 from services.router.job import Chat, Wish
 
@@ -37,6 +38,8 @@ def check_wish(wish: Wish, limits: LimitsConfig, vocab_size: int) -> None:
     _check_stops(wish.params, limits, vocab_size)
     _check_logit_bias(wish.params, limits, vocab_size)
     _check_logprobs(wish.params, limits)
+    if wish.params.grammar is not None:
+        check_spec(wish.params.grammar, limits.max_schema_bytes, limits.max_schema_depth)
 
 
 def output_budget(wish: Wish, num_prompt_tokens: int, max_model_len: int, limits: LimitsConfig, strict: bool) -> int:

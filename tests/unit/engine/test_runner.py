@@ -11,8 +11,9 @@ import torch
 
 from common.base.errors import InvalidRequest, Unsupported
 from common.engine import loader
+from common.engine.draw import NOTHING_TO_DRAW
 from common.engine.loader import EngineConfig, build_runner, choose_backend
-from common.engine.runner import NOT_FINITE, NOTHING_TO_DRAW, ModelRunner
+from common.engine.runner import NOT_FINITE, ModelRunner
 from common.engine.sampler import token_logprobs
 from common.sched.params import SamplingParams
 from common.sched.plan import SampleSpec, SequenceStep, StepPlan
@@ -74,7 +75,7 @@ def test_logits_that_are_not_finite_fail_only_their_request(runner: ModelRunner)
 def test_parameters_that_leave_nothing_fail_the_request(runner: ModelRunner) -> None:
     params = SamplingParams(min_tokens=1, stop_token_ids=tuple(range(TINY_LLAMA.vocab_size)))
     step = SequenceStep("a", TOKENS, 0, [1], SampleSpec(params, 0, 0, 0, TOKENS, ()))
-    assert run_step(runner, step).failed == {"a": NOTHING_TO_DRAW}
+    assert run_step(runner, step).refused == {"a": NOTHING_TO_DRAW}
 
 
 def test_an_empty_plan_is_fine(runner: ModelRunner) -> None:

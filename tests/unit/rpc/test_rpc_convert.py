@@ -6,8 +6,17 @@ from dataclasses import fields
 
 import pytest
 
-from common.base.errors import Unsupported
-from common.rpc.convert import join_hashes, logprob_from_pb, logprob_to_pb, sampling_from_pb, split_hashes
+from common.base.errors import InvalidRequest
+from common.grammar.spec import GrammarKind, GrammarSpec
+from common.rpc.convert import (
+    grammar_from_pb,
+    grammar_to_pb,
+    join_hashes,
+    logprob_from_pb,
+    logprob_to_pb,
+    sampling_from_pb,
+    split_hashes,
+)
 from common.sched.params import SamplingParams
 from common.sched.plan import TokenLogprobs
 from pando.v1 import types_pb2
@@ -34,7 +43,7 @@ OTHER = {
 
 
 def test_every_field_travels() -> None:
-    assert OTHER.keys() == {field.name for field in fields(SamplingParams)}
+    assert {*OTHER, "grammar"} == {field.name for field in fields(SamplingParams)}  # the grammar has tests of its own
     made = sampling_from_pb(types_pb2.SamplingParams(**OTHER))
     assert {name: getattr(made, name) for name in OTHER} == OTHER
 
@@ -48,10 +57,26 @@ def test_temperature_0_is_not_unset() -> None:
 
 
 @pytest.mark.parametrize("kind", ["regex", "ebnf", "json_schema", "structural_tag"])
-def test_grammars_are_refused(kind: str) -> None:
-    with pytest.raises(Unsupported) as refused:
-        sampling_from_pb(types_pb2.SamplingParams(grammar=types_pb2.Grammar(**{kind: "x"})))
-    assert refused.value.param == "response_format"
+def test_grammars_there_and_back(kind: str) -> None:
+    message = types_pb2.Grammar(**{kind: "x"})
+    spec = sampling_from_pb(types_pb2.SamplingParams(grammar=message)).grammar
+    assert spec == GrammarSpec(GrammarKind(kind), "x")
+    assert grammar_to_pb(spec) == message
+
+
+def test_choices_there_and_back() -> None:
+    message = types_pb2.Grammar(choices=types_pb2.Grammar.Choices(values=["yes", '"no"', "日本"]))
+    spec = grammar_from_pb(message)
+    assert spec == GrammarSpec(GrammarKind.CHOICES, '["yes", "\\"no\\"", "日本"]')
+    assert grammar_to_pb(spec) == message
+
+
+def test_no_grammar_stays_none_and_empty_choices_are_refused() -> None:
+    assert grammar_from_pb(types_pb2.Grammar()) is None and grammar_to_pb(None) is None
+    for values in ([], ["a", ""]):
+        with pytest.raises(InvalidRequest) as refused:
+            grammar_from_pb(types_pb2.Grammar(choices=types_pb2.Grammar.Choices(values=values)))
+        assert refused.value.param == "response_format"
 
 
 def test_logprobs_there_and_back_with_exact_bytes() -> None:

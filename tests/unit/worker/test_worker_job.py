@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from common.base.errors import InvalidRequest, LayoutMismatch, PandoError, Unsupported
+from common.base.errors import InvalidRequest, LayoutMismatch, PandoError
+from common.grammar.spec import GrammarKind, GrammarSpec
 from common.kv.hashing import block_hashes, prefix_root
 from common.rpc.convert import join_hashes
 from common.worker.job import Identity, Limits, request_from_pb
@@ -90,9 +91,10 @@ def test_what_cannot_work_is_refused_by_name(refused: worker_pb2.WorkerRequest, 
     assert error.value.param == param
 
 
-def test_a_grammar_is_a_wish_that_cannot_be_granted() -> None:
-    with pytest.raises(Unsupported):
-        request_from_pb(message({"grammar": types_pb2.Grammar(regex="a+")}), LIMITS, 0.0)
+def test_a_grammar_comes_with_the_parameters_and_its_constraint_later() -> None:
+    request = request_from_pb(message({"grammar": types_pb2.Grammar(regex="a+")}), LIMITS, 0.0)
+    assert request.params.grammar == GrammarSpec(GrammarKind.REGEX, "a+")
+    assert request.constraint is None
 
 
 def test_the_context_is_the_smaller_of_what_is_configured_and_what_the_model_has() -> None:
