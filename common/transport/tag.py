@@ -61,10 +61,10 @@ class Tagger:
         """
         if not self.keyed:
             return _NO_TAG
-        length = payload.nbytes if isinstance(payload, memoryview) else len(payload)
+        data = memoryview(payload).cast("B")
         digest = blake3(_DOMAIN, key=self._key)
-        digest.update(_FIELDS.pack(len(namespace), len(name), part, length) + namespace + name)
-        digest.update(payload)
+        digest.update(_FIELDS.pack(len(namespace), len(name), part, data.nbytes) + namespace + name)
+        digest.update(data)
         return digest.digest(length=TAG_BYTES)
 
     def matches(
@@ -85,13 +85,15 @@ def load_tag_key(path: str | Path) -> bytes:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as cause:
         raise _bad_key(path, f"cannot be opened: {cause.strerror}") from cause
-    with os.fdopen(fd, "rb") as file:
+    try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise _bad_key(path, "is not a plain file")
         if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise _bad_key(path, f"may be used by group or others (mode {found.st_mode & 0o777:04o}); chmod 600")
-        key = file.read(_MAX_KEY_FILE_BYTES + 1).rstrip(b"\r\n")
+        key = os.read(fd, _MAX_KEY_FILE_BYTES + 1).rstrip(b"\r\n")
+    finally:
+        os.close(fd)
     if not MIN_KEY_BYTES <= len(key) <= _MAX_KEY_FILE_BYTES:
         raise _bad_key(path, f"holds {len(key)} bytes; a key has {MIN_KEY_BYTES} to {_MAX_KEY_FILE_BYTES}")
     return key
