@@ -77,6 +77,10 @@ class Archive:
         """L3 says that it does not have a block."""
         self._known.pop(prefix_hash, None)
 
+    def forget(self) -> None:
+        """L3 no longer has what it had."""
+        self._known.clear()
+
     async def drained(self) -> None:
         """Wait until nothing waits to be written."""
         await self._jobs.drained()

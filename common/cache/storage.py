@@ -70,6 +70,17 @@ class Storage:
         for path in paths(self._tiers.lowest.cache.snapshot()):
             self.archive.offer(path)
 
+    async def remove_namespace(self, namespace: bytes) -> int:
+        """Remove all blocks of a namespace from the store; this worker's own are written anew when they come up again.
+
+        Raises:
+            Unavailable: the store cannot do it now.
+        """
+        removed = await self.l3.remove_namespace(namespace)
+        if namespace == self.namespace:
+            self.archive.forget()
+        return removed
+
     async def drained(self) -> None:
         """Wait until nothing is on the way in either direction."""
         await self.prefetcher.drained()

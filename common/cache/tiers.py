@@ -25,13 +25,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.base.errors import InvalidRequest
+from common.base.errors import InvalidRequest, Leg, Unavailable
+from common.base.failpoints import DISABLED, Failpoints, Kind, inflict
 from common.cache.background import Background
 from common.cache.config import TierPolicies, WritePolicy
 from common.kv.block_cache import BlockCache
 from common.kv.events import BlockEvent
 from common.transport.region import Region
 
+LOAD, SAVE = "l2.load", "l2.save"
 MAX_PENDING_SAVES = 4096
 
 
@@ -88,13 +90,22 @@ class Hooks:
 class Tiers:
     """The KV blocks of one worker. Implements `common.sched.tiering.LowerTiers`."""
 
-    def __init__(self, l1: Region, l2: Region | None = None, policies: TierPolicies | None = None) -> None:
+    def __init__(
+        self,
+        l1: Region,
+        l2: Region | None = None,
+        policies: TierPolicies | None = None,
+        failpoints: Failpoints = DISABLED,
+    ) -> None:
         """Start empty over regions with extents of one size; the regions stay the caller's."""
         self.policies = policies or TierPolicies()
         self.l1 = self._make_tier(1, l1)
         self.l2 = self._make_tier(2, l2) if l2 is not None else None
         self.hooks = Hooks()
         self.counters = MoveCounters()
+        self._failpoints = failpoints
+        failpoints.register(LOAD, Kind.CALL, "blocks are copied from L2 to L1")
+        failpoints.register(SAVE, Kind.CALL, "blocks are copied from L1 to L2, behind the requests")
         self._mover = ThreadPoolExecutor(1, thread_name_prefix="kv-mover")
         self._saves: Background[_Save] = Background("save", self._save, MAX_PENDING_SAVES)
         self._moves: set[asyncio.Future[None]] = set()
@@ -151,8 +162,12 @@ class Tiers:
             self._copy_down(hashes, blocks)
 
     async def load(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy L2 blocks into L1 blocks; the caller holds both until this is over. Then nothing is written any more."""
-        await self._move(self._l2(), sources, self.l1, targets)
+        """Copy L2 blocks into L1 blocks; the caller holds both until this is over. Then nothing is written any more.
+
+        Raises:
+            Unavailable: a failpoint says so.
+        """
+        await self._move(LOAD, self._l2(), sources, self.l1, targets)
         self.counters.loaded += len(sources)
 
     def loaded(self, hashes: Sequence[bytes]) -> None:
@@ -202,7 +217,7 @@ class Tiers:
         try:
             if new:
                 missing = missing[: len(new)]
-                await self._move(l1, missing, l2, new)
+                await self._move(SAVE, l1, missing, l2, new)
                 self._insert(path, head + new, job.priority)
                 self.counters.saved += len(new)
         finally:
@@ -210,8 +225,11 @@ class Tiers:
             l1.cache.release(blocks)
             self.hooks.on_change()
 
-    async def _move(self, source: Tier, sources: Sequence[int], target: Tier, targets: Sequence[int]) -> None:
+    async def _move(
+        self, failpoint: str, source: Tier, sources: Sequence[int], target: Tier, targets: Sequence[int]
+    ) -> None:
         """Copy in the mover thread; ends when the copy has ended, also when it is cancelled."""
+        await inflict(self._failpoints.hit(failpoint), lambda: Unavailable(f"failpoint {failpoint}", leg=Leg.STORE))
         copying = asyncio.get_running_loop().run_in_executor(
             self._mover, _copy, source.rows, list(sources), target.rows, list(targets)
         )

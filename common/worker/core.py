@@ -250,13 +250,14 @@ class WorkerCore:
     async def _load_and_resume(self, load: Load) -> None:
         try:
             await self._copy(load)
-        except Exception as error:  # noqa: BLE001 - what did not come is computed
-            get_logger().error("loading from L2 failed", request_id=load.request.request_id, exc_info=error)
         finally:
             self.resume(load.request, None)
 
     async def _copy(self, load: Load) -> None:
-        """Carry out a load; blocks are held at both ends until the copy has ended, whatever becomes of the request."""
+        """Carry out a load; blocks are held at both ends until the copy has ended, whatever becomes of the request.
+
+        What does not come is computed.
+        """
         request, first = load.request, load.first_block
         end = first + len(load.sources)
         targets = request.block_table[first:end]
@@ -272,6 +273,8 @@ class WorkerCore:
                         request.note_cached("l2", first, end)
                     self.landed(request, end)
                     self.tiers.loaded(request.chain.hashes[:end])
+        except PandoError as error:
+            get_logger().warning("not loaded from L2", request_id=request.request_id, error=error.message)
         finally:
             self.tiers.release(load.sources)
 

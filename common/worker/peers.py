@@ -14,7 +14,17 @@ from dataclasses import dataclass
 import grpc
 
 from common.base.config import TimeoutsConfig
-from common.base.errors import BlockCorrupt, Cancelled, HandoffAborted, InvalidRequest, LayoutMismatch, Leg, PandoError
+from common.base.errors import (
+    BlockCorrupt,
+    Cancelled,
+    HandoffAborted,
+    InvalidRequest,
+    LayoutMismatch,
+    Leg,
+    PandoError,
+    PeerLost,
+)
+from common.base.failpoints import DISABLED, Failpoints, Kind, inflict
 from common.base.logging import get_logger
 from common.kv.hashing import HASH_BYTES
 from common.rpc.channel import ChannelPool
@@ -29,6 +39,7 @@ from common.worker.job import Identity
 from pando.v1 import worker_pb2, worker_pb2_grpc
 
 MAX_BLOCKS_PER_READ = 32
+PEER_READ = "peer.read"
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,8 +62,17 @@ class Loan:
 class BlockReader:
     """Reads lent extents into blocks of requests, and holds those while bytes may still arrive."""
 
-    def __init__(self, *, core: WorkerCore, transports: TransportSet, timeouts: TimeoutsConfig) -> None:
+    def __init__(
+        self,
+        *,
+        core: WorkerCore,
+        transports: TransportSet,
+        timeouts: TimeoutsConfig,
+        failpoints: Failpoints = DISABLED,
+    ) -> None:
         self.core = core
+        self._failpoints = failpoints
+        failpoints.register(PEER_READ, Kind.CALL, "a batch of blocks is read from a peer")
         self._transports = transports
         self._timeouts = timeouts
 
@@ -82,6 +102,7 @@ class BlockReader:
         reads = [self._into(extent, block) for extent, block in zip(extents, blocks, strict=True)]
         self.core.hold(blocks)
         try:
+            await inflict(self._failpoints.hit(PEER_READ), lambda: PeerLost(f"failpoint {PEER_READ}"))
             await self._transports.read(endpoints, reads, self._timeouts.transfer_s)
         except InvalidRequest as error:  # what the peer announced makes no sense; that is not the user's fault
             raise HandoffAborted(error.message, reason=error.reason, leg=Leg.TRANSFER) from error

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 from common.base.config import load_or_exit
 from common.base.errors import Draining, PandoError
+from common.base.failpoint_metrics import FailpointCollector
+from common.base.failpoints import make_failpoints
 from common.base.ids import new_incarnation, new_worker_id
 from common.base.logging import Logger, configure_logging, log_ready
 from common.base.metrics import MetricsServer, new_registry
@@ -28,6 +30,7 @@ from common.grammar.llg import Vocabulary
 from common.grammar.store import GrammarStore
 from common.kv.hashing import namespace
 from common.rpc.channel import ChannelPool
+from common.rpc.operator import OperatorGuard, read_token
 from common.rpc.registry import Heartbeat, WorkerRecord
 from common.rpc.server import RpcServer
 from common.sched.config import Policy, SchedulerConfig, step_budget
@@ -35,6 +38,9 @@ from common.sched.scheduler import Scheduler
 from common.tokenizer.tokenizer import Tokenizer
 from common.transport.region import Region
 from common.transport.select import TransportConfig, TransportSet, host_id, make_drivers
+from common.transport.tag import Tagger, load_tag_key
+from common.worker.admin import StorageRequest
+from common.worker.admin_service import AdminServicer
 from common.worker.block_feed import BlockFeed
 from common.worker.config import WorkerConfig, WorkerSettings, split_list
 from common.worker.core import WorkerCore
@@ -49,15 +55,17 @@ from common.worker.memory import available_bytes, check_l2_fits, pool_blocks
 from common.worker.metrics import WorkerMetrics
 from common.worker.peers import BlockReader, PeerPrefixes, Source
 from common.worker.prefill_service import PrefillServicer
-from common.worker.report import TransportCollector, export_gauges, report_forever
+from common.worker.report import TierCollector, TransportCollector, export_gauges, report_forever
 from common.worker.service import WorkerServicer
 from common.worker.state import WorkerState
-from pando.v1 import worker_pb2_grpc
+from common.worker.tier_control import WorkerTiers
+from pando.v1 import admin_pb2_grpc, worker_pb2_grpc
 
 CHECKSUM_THREADS = 2
 STOP_GRACE_S = 1.0
 SERVICES = {
     "worker": "pando.v1.WorkerService",
+    "admin": "pando.v1.AdminService",
     "prefill": "pando.v1.PrefillService",
     "decode": "pando.v1.DecodeService",
 }
@@ -147,7 +155,9 @@ class Worker:
         l1, l2 = create_regions(config, engine.identity.block_bytes)
         num_blocks = l1.num_extents
         engine.runner.attach_pool(l1.data, num_blocks)
-        tiers = Tiers(l1, l2, config.policies())
+        self.failpoints = make_failpoints(config.enable_failpoints, config.failpoints_dir)
+        FailpointCollector(self.failpoints, self.registry)
+        tiers = Tiers(l1, l2, config.policies(), self.failpoints)
         rules = scheduler_config(config, engine.limits.max_model_len, num_blocks)
         self.core = WorkerCore(
             scheduler=Scheduler(tiers.l1.cache, rules, tiers),
@@ -161,7 +171,11 @@ class Worker:
         self.grammars = GrammarStore(engine.vocabulary, jump_forward=config.jump_forward)
         self.channels = ChannelPool(self.timeouts)
         self.checksums = ThreadPoolExecutor(CHECKSUM_THREADS, thread_name_prefix="checksum")
+        self.tagger = Tagger(load_tag_key(config.kv_tag_key_file) if config.kv_tag_key_file else None)
+        prefetch = config.prefetch(config.block_size)
+        self.tiers = WorkerTiers(self.core, engine.identity.namespace, self.tagger, self.failpoints, prefetch)
         export_gauges(self.core)
+        TierCollector(self.core, self.registry)
         TransportCollector(self.transports, self.registry)
 
     async def add_services(self, server: RpcServer, address: str, log: Logger) -> WorkerState:
@@ -179,9 +193,13 @@ class Worker:
             max_lent_blocks=self.config.max_lent_blocks,
         )
         state = self._state()
-        reader = BlockReader(core=core, transports=self.transports, timeouts=self.timeouts)
+        reader = BlockReader(core=core, transports=self.transports, timeouts=self.timeouts, failpoints=self.failpoints)
         peers = PeerPrefixes(self.channels, reader, engine.identity, self.timeouts, self.worker_id)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(state, core, lender), server.grpc)
+        guard = OperatorGuard(read_token(self.config.admin_token_file) if self.config.admin_token_file else "")
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(
+            AdminServicer(self.worker_id, self.tiers, self.failpoints, guard), server.grpc
+        )
         token_bytes = engine.tokenizer.token_bytes
         if "prefill" in self.roles:
             sender = HandoffSender(core, lender, peers, state, token_bytes)
@@ -202,6 +220,18 @@ class Worker:
             worker_pb2_grpc.add_DecodeServiceServicer_to_server(decode, server.grpc)
         return state
 
+    async def attach_storage(self) -> None:
+        """Attach the store that the settings name, if they name one.
+
+        Raises:
+            InvalidRequest, Unavailable: see `WorkerTiers.attach`.
+        """
+        config = self.config
+        if config.hicache_storage_backend:
+            settings = {"path": str(config.hicache_storage_dir or ""), "size_gb": str(config.hicache_storage_size)}
+            request = StorageRequest(config.hicache_storage_backend, settings, self.tiers.prefetch)
+            await self.tiers.attach(request)
+
     async def close(self) -> None:
         """Stop what `add_services` and the constructor started."""
         await self.channels.close()
@@ -209,6 +239,7 @@ class Worker:
         self.checksums.shutdown()
         self.grammars.close()
         self.core.engine.close()
+        await self.tiers.close()
         await self.core.close()
         self.engine.runner.detach_pool()
         for tier in self.core.tiers.tiers:
@@ -239,12 +270,14 @@ async def serve(settings: WorkerSettings, roles: Sequence[str], engine: Engine, 
         stopping = _stop_event()
         worker = Worker(settings, roles, engine)
         closing.push_async_callback(worker.close)
-        server = RpcServer(worker.timeouts, [SERVICES["worker"], *(SERVICES[role] for role in roles)])
+        services = [SERVICES[name] for name in ("worker", "admin", *roles)]
+        server = RpcServer(worker.timeouts, services, worker.failpoints)
         closing.push_async_callback(server.stop, STOP_GRACE_S)
         address = f"{worker.config.host}:{server.bind(worker.config.host, worker.config.port)}"
         metrics_server = MetricsServer(worker.registry, worker.config.host, worker.config.metrics_port)
         closing.callback(metrics_server.close)
         state = await worker.add_services(server, address, log)
+        await worker.attach_storage()
         stepping = asyncio.create_task(worker.core.run())
         stepping.add_done_callback(lambda _: stopping.set())
         closing.push_async_callback(_end, stepping)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import psutil
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from common.base.logging import Logger
+from common.cache.tiers import Tier
 from common.transport.select import TransportSet
 from common.worker.core import WorkerCore
 
@@ -56,6 +59,59 @@ class TransportCollector(Collector):
             for family, value in zip(families, values, strict=True):
                 family.add_metric([driver], value)
         return families
+
+
+class TierCollector(Collector):
+    """Exports what moves between the tiers, in blocks."""
+
+    def __init__(self, core: WorkerCore, registry: CollectorRegistry) -> None:
+        self._core = core
+        registry.register(self)
+
+    def collect(self) -> list[Metric]:
+        """The families as they are now; those of L2 and L3 only where there is one."""
+        core = self._core
+        families = [_blocks(core.tiers.tiers)]
+        if core.tiers.l2 is not None:
+            moves = core.tiers.counters
+            values = {"saved": moves.saved, "loaded": moves.loaded, "dropped": moves.dropped}
+            families.append(_counter("l2_moves", "Blocks copied to and from L2, or not for want of room.", values))
+        if core.storage is not None:
+            archive, prefetcher = core.storage.archive, core.storage.prefetcher
+            reads, writes = prefetcher.counters, archive.counters
+            written = {
+                "stored": writes.stored,
+                "present": writes.present,
+                "failed": writes.failed,
+                "dropped": writes.dropped,
+            }
+            families += [
+                _counter("l3_reads", "Blocks looked up in or read from L3, by answer.", reads.answers),
+                _counter("l3_writes", "Blocks offered to L3, by what became of them.", written),
+                _counter("l3_fetched", "Blocks brought from L3.", {"block": reads.fetched}),
+                _counter(
+                    "l3_prefetches",
+                    "Requests that stopped waiting for L3 (timeout) or went without it (skipped).",
+                    {"timeout": reads.timeouts, "skipped": reads.skipped},
+                ),
+            ]
+        return families
+
+
+def _counter(name: str, text: str, values: Mapping[Any, int]) -> Metric:
+    family = CounterMetricFamily(f"pando_worker_{name}", text, labels=["kind"])
+    for kind, value in values.items():
+        family.add_metric([kind], value)
+    return family
+
+
+def _blocks(tiers: Sequence[Tier]) -> Metric:
+    family = GaugeMetricFamily("pando_worker_tier_blocks", "KV blocks by tier and state.", labels=["tier", "state"])
+    for tier in tiers:
+        cache = tier.cache
+        for state, count in (("free", cache.num_free), ("cached", cache.num_cached), ("held", cache.num_held)):
+            family.add_metric([f"l{tier.number}", state], count)
+    return family
 
 
 async def report_forever(core: WorkerCore, log: Logger) -> None:
