@@ -67,6 +67,7 @@ class WorkerMetrics:
         )
         self._num_preemptions = self._num_evictions = 0
         self.num_prompt = self.num_cached = 0
+        self.num_cached_by_tier: dict[str, int] = {"l1": 0, "l2": 0, "l3": 0, "peer": 0}
         self.ttft = Histogram(
             "pando_worker_ttft_seconds",
             "From arrival on this worker to its first token.",
@@ -130,6 +131,7 @@ class WorkerMetrics:
         for tier, num_tokens in request.num_cached_tokens.items():
             self.cached_tokens.labels(tier).inc(num_tokens)
             self.num_cached += num_tokens
+            self.num_cached_by_tier[tier] += num_tokens
 
     def totals(self, num_preemptions: int, num_evictions: int) -> None:
         """Bring the counters of events that scheduler and cache count themselves up to date."""
