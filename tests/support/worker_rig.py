@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry
 
 from common.base.errors import PandoError
-from common.cache.config import TierPolicies
+from common.cache.config import PrefetchConfig, TierPolicies
+from common.cache.l3 import Backend
+from common.cache.seal import SealConfig, SealedL3
+from common.cache.storage import Storage, StorageConfig
 from common.cache.tiers import Tiers
 from common.kv.block_cache import BlockCache
 from common.kv.hashing import prefix_root
@@ -22,14 +25,16 @@ from common.sched.request import Request, RequestUpdate
 from common.sched.scheduler import Scheduler
 from common.transport.base import Endpoint, Read
 from common.transport.region import Region
+from common.transport.tag import Tagger
 from common.worker.block_feed import BlockFeed
 from common.worker.core import WorkerCore
 from common.worker.engine_thread import EngineThread
 from common.worker.metrics import WorkerMetrics
-from tests.support.fake_engine import FakeEngine
+from tests.support.fake_engine import FakeEngine, reference_output
 
 BLOCK_SIZE = 4
 BLOCK_BYTES = 64
+NAMESPACE = b"n" * 32
 
 
 def make_request(request_id: str, prompt: Sequence[int], **fields: object) -> Request:
@@ -121,6 +126,8 @@ class Rig:
         """Wait until no step runs, nothing moves between the tiers, and the loop has nothing to start."""
         async with asyncio.timeout(20):
             await self.core.tiers.drained()
+            if self.core.storage is not None:
+                await self.core.storage.drained()
             quiet = 0
             while quiet < 5:
                 await asyncio.sleep(0)
@@ -129,6 +136,33 @@ class Rig:
     async def tick(self) -> None:
         """Let the loop run what is ready."""
         await asyncio.sleep(0)
+
+    async def run(self, name: str, prompt: Sequence[int], **fields: object) -> Request:
+        """Run a request alone to its end, check its output and that nothing is left in between."""
+        request, listener = make_request(name, prompt, **({"max_tokens": 3} | fields)), Listener()
+        self.core.add(request, listener)
+        await listener.wait()
+        assert not listener.errors, listener.errors
+        assert listener.tokens == reference_output(prompt, request.params), name
+        await self.settle()
+        self.core.tiers.check()
+        return request
+
+    def attach(self, backend: Backend, key: bytes | None = None, **prefetch: object) -> Storage:
+        """Put a started backend behind the core as L3. Requests wait for it as long as the policy lets them."""
+        rules = PrefetchConfig(**({"min_tokens": 1, "timeout_base_s": 20.0, "patience_ratio": 1e9} | prefetch))  # type: ignore[arg-type]
+        integrity = self.core.metrics.integrity_failures
+        l3 = SealedL3(backend, Tagger(key), SealConfig(), lambda damage: integrity.inc())
+        config = StorageConfig(backend.name, prefetch=rules)
+        storage = Storage(self.core.tiers, l3, NAMESPACE, config, lambda: self.core.prefill_tokens_per_s)
+        self.core.storage = storage
+        storage.offer_all()
+        return storage
+
+    def flush(self) -> None:
+        """Drop what only the indexes of L1 and L2 hold."""
+        for tier in self.core.tiers.tiers:
+            tier.cache.flush()
 
     def check_idle(self) -> None:
         """Nothing is held and nobody is known."""
@@ -166,6 +200,8 @@ async def running_core(
         loop.cancel()
         await asyncio.gather(loop, return_exceptions=True)
         core.engine.close()
+        if core.storage is not None:
+            await core.storage.close(1.0)
         await core.close()
         for tier in tiers.tiers:
             tier.region.close()

@@ -6,28 +6,13 @@ the output.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from common.cache.config import TierPolicies, WritePolicy
-from common.sched.request import Request
 from tests.support.fake_engine import reference_output
-from tests.support.worker_rig import BLOCK_SIZE, Listener, Rig, make_request, running_core
+from tests.support.worker_rig import BLOCK_SIZE, Listener, make_request, running_core
 
 POLICIES = list(WritePolicy)
-
-
-async def run(rig: Rig, name: str, prompt: Sequence[int], **fields: object) -> Request:
-    """Run a request alone to its end and check its output."""
-    request, listener = make_request(name, prompt, max_tokens=3, **fields), Listener()
-    rig.core.add(request, listener)
-    await listener.wait()
-    assert not listener.errors, listener.errors
-    assert listener.tokens == reference_output(prompt, request.params), name
-    await rig.settle()
-    rig.core.tiers.check()
-    return request
 
 
 def prompt_of(number: int, length: int = 24) -> list[int]:
@@ -37,30 +22,30 @@ def prompt_of(number: int, length: int = 24) -> list[int]:
 @pytest.mark.parametrize("policy", POLICIES)
 async def test_what_l1_evicted_comes_back_from_l2(policy: WritePolicy) -> None:
     async with running_core(8, l2_blocks=64, policies=TierPolicies(policy)) as rig:
-        await run(rig, "a", prompt_of(1))
-        await run(rig, "again", prompt_of(1))
+        await rig.run("a", prompt_of(1))
+        await rig.run("again", prompt_of(1))
         for number in range(2, 6):
-            await run(rig, f"other-{number}", prompt_of(number))
+            await rig.run(f"other-{number}", prompt_of(number))
         assert rig.cache.match(make_request("m", prompt_of(1)).reusable_hashes()) == 0, "L1 has room for one only"
-        back = await run(rig, "b", prompt_of(1))
+        back = await rig.run("b", prompt_of(1))
         assert back.num_cached_tokens == {"l2": 20}
         assert rig.core.tiers.counters.loaded == 5
 
 
 async def test_selective_keeps_what_is_used_twice_only() -> None:
     async with running_core(8, l2_blocks=64, policies=TierPolicies(WritePolicy.WRITE_THROUGH_SELECTIVE)) as rig:
-        await run(rig, "a", prompt_of(1))
+        await rig.run("a", prompt_of(1))
         assert rig.core.tiers.match(make_request("m", prompt_of(1)).reusable_hashes()) == 5
-        await run(rig, "b", prompt_of(2, 29))
-        assert (await run(rig, "c", prompt_of(1))).num_cached_tokens == {}
+        await rig.run("b", prompt_of(2, 29))
+        assert (await rig.run("c", prompt_of(1))).num_cached_tokens == {}
 
 
 async def test_write_back_copies_nothing_that_l1_still_has() -> None:
     async with running_core(32, l2_blocks=64, policies=TierPolicies(WritePolicy.WRITE_BACK)) as rig:
-        await run(rig, "a", prompt_of(1))
+        await rig.run("a", prompt_of(1))
         assert rig.core.tiers.counters.saved == 0
         for number in range(2, 8):
-            await run(rig, f"other-{number}", prompt_of(number))
+            await rig.run(f"other-{number}", prompt_of(number))
         assert rig.core.tiers.counters.saved > 0
 
 
@@ -88,15 +73,15 @@ async def test_a_request_that_lost_its_blocks_finds_them_in_l2(policy: WritePoli
 async def test_l2_may_be_smaller_than_l1(policy: WritePolicy) -> None:
     async with running_core(32, l2_blocks=8, policies=TierPolicies(policy)) as rig:
         for number in (*range(1, 12), *range(1, 12), 1, 1, 2, 2):
-            await run(rig, f"{number}-{rig.core.metrics.num_prompt}", prompt_of(number, 40))
+            await rig.run(f"{number}-{rig.core.metrics.num_prompt}", prompt_of(number, 40))
         assert rig.core.tiers.l2 is not None
         assert rig.core.tiers.l2.cache.num_cached <= 8
 
 
 async def test_a_request_that_ends_while_its_blocks_are_loaded_leaves_nothing() -> None:
     async with running_core(8, l2_blocks=64) as rig:
-        await run(rig, "a", prompt_of(1))
-        await run(rig, "b", prompt_of(2))
+        await rig.run("a", prompt_of(1))
+        await rig.run("b", prompt_of(2))
         request, listener = make_request("c", prompt_of(1)), Listener()
         rig.core.add(request, listener)
         while request.status != "landing":
@@ -108,7 +93,7 @@ async def test_a_request_that_ends_while_its_blocks_are_loaded_leaves_nothing() 
 
 async def test_a_short_rest_is_computed() -> None:
     async with running_core(8, l2_blocks=64, load_back_min_tokens=24) as rig:
-        await run(rig, "a", prompt_of(1))
-        await run(rig, "b", prompt_of(2, 29))
-        assert (await run(rig, "c", prompt_of(1))).num_cached_tokens == {}
+        await rig.run("a", prompt_of(1))
+        await rig.run("b", prompt_of(2, 29))
+        assert (await rig.run("c", prompt_of(1))).num_cached_tokens == {}
         assert rig.core.tiers.counters.loaded == 0

@@ -1,0 +1,182 @@
+"""L3 behind a running core: prefixes survive a restart, a bad store costs time and never a token.
+
+The engine reads its KV back from the bytes of L1, so a block that came back wrong changes the output.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from common.base.failpoints import Failpoints
+from common.cache.config import PrefetchPolicy
+from common.cache.faulty import FaultyBackend
+from tests.support.fake_engine import reference_output
+from tests.support.l3_memory import MemoryStore, Shelf
+from tests.support.worker_rig import BLOCK_SIZE, Listener, make_request, running_core
+
+KEY = b"k" * 32
+FOREVER = "drop"
+
+
+def prompt_of(number: int, length: int = 24) -> list[int]:
+    return [(number * 31 + i) % 250 for i in range(length)]
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf(1 << 20)
+
+
+def faulty(shelf: Shelf, failpoints: Failpoints, **rules: str) -> FaultyBackend:
+    """A store whose failpoints (`l3.` before their names) are armed."""
+    backend = FaultyBackend(MemoryStore(shelf), failpoints)
+    for name, rule in rules.items():
+        failpoints.arm(f"l3.{name}", rule)
+    return backend
+
+
+@pytest.mark.parametrize("l2_blocks", [0, 64])
+async def test_a_restarted_worker_finds_its_prefixes(shelf: Shelf, l2_blocks: int) -> None:
+    async with running_core(16, l2_blocks=l2_blocks) as rig:
+        rig.attach(MemoryStore(shelf), KEY)
+        await rig.run("a", prompt_of(1))
+    async with running_core(16, l2_blocks=l2_blocks) as rig:
+        rig.attach(MemoryStore(shelf), KEY)
+        back = await rig.run("b", prompt_of(1))
+        assert back.num_cached_tokens == {"l3": 20}
+        assert rig.metric("pando_worker_cached_tokens_total", tier="l3") == 0, "whoever serves the request counts it"
+        assert (await rig.run("c", prompt_of(1))).num_cached_tokens == {"l1": 20}
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+@pytest.mark.parametrize("l2_blocks", [0, 48])
+async def test_a_bad_store_never_costs_a_token(shelf: Shelf, l2_blocks: int, keyed: bool) -> None:
+    """Half of the flips fit the checksum: without a key nothing would catch those, so they are left out there."""
+    rules = "8%fail;8%truncate;8%flip;8%delay(0.02)" + (";8%flip(recompute)" if keyed else "")
+    choose = random.Random(7)
+    async with running_core(24, l2_blocks=l2_blocks) as rig:
+        rig.attach(faulty(shelf, Failpoints(seed=3), read=rules), KEY if keyed else None)
+        for number in range(200):
+            prefix = prompt_of(choose.randrange(20), 32)
+            await rig.run(f"r{number}", [*prefix, *(choose.randrange(250) for _ in range(5))])
+            if number % 5 == 0:
+                rig.flush()
+        assert rig.metric("pando_worker_integrity_failures_total") > 0
+        assert rig.core.storage is not None
+        assert rig.core.storage.prefetcher.counters.fetched > 50
+
+
+async def test_without_the_key_a_forged_block_would_come_through(shelf: Shelf) -> None:
+    """Shows that the test above sees wrong bytes: nothing but the tag catches a flip under a fitting checksum."""
+    async with running_core(24) as rig:
+        rig.attach(faulty(shelf, Failpoints(), read="flip(recompute)"))
+        await rig.run("a", prompt_of(1))
+        rig.flush()
+        request, listener = make_request("b", prompt_of(1), max_tokens=3), Listener()
+        rig.core.add(request, listener)
+        await listener.wait()
+        assert listener.tokens != reference_output(prompt_of(1), request.params)
+
+
+@pytest.mark.parametrize("rule", [FOREVER, "delay(30)", "fail"])
+@pytest.mark.parametrize("policy", list(PrefetchPolicy))
+async def test_a_store_that_does_not_answer_holds_nobody_up(shelf: Shelf, policy: PrefetchPolicy, rule: str) -> None:
+    async with running_core(24) as rig:
+        rig.attach(faulty(shelf, Failpoints(), lookup=rule), policy=policy, timeout_base_s=0.01, deadline_s=0.2)
+        for number in range(5):
+            request = await rig.run(f"r{number}", prompt_of(number))
+            assert request.num_cached_tokens == {}
+
+
+async def test_a_slow_store_that_has_nothing_costs_a_share_of_the_work(shelf: Shelf) -> None:
+    async with running_core(24) as rig:
+        rig.attach(faulty(shelf, Failpoints(), lookup="delay(0.3)"), patience_ratio=0.1)
+        rig.core.prefill_tokens_per_s = 1e6
+        request, listener = make_request("a", prompt_of(1)), Listener()
+        rig.core.add(request, listener)
+        assert request.awaits_kv
+        await listener.wait()
+        assert rig.core.storage is not None and rig.core.storage.prefetcher.num_jobs == 1, "it was not waited for"
+        assert rig.core.storage.prefetcher.counters.timeouts == 1
+
+
+async def test_a_request_that_waits_is_passed_over(shelf: Shelf) -> None:
+    async with running_core(24) as rig:
+        backend = faulty(shelf, Failpoints(), lookup=FOREVER)
+        rig.attach(backend, policy=PrefetchPolicy.WAIT_COMPLETE, deadline_s=1.0)
+        slow, first = make_request("slow", prompt_of(1)), Listener()
+        rig.core.add(slow, first)
+        quick, second = make_request("quick", [7, 8]), Listener()
+        rig.core.add(quick, second)
+        await second.wait()
+        assert not first.ended.is_set() and slow.awaits_kv
+        rig.core.drop(slow)
+
+
+async def test_split_while_writing(shelf: Shelf) -> None:
+    """Paths that fork while the store is slow: every full block before the last token comes back."""
+    whole = prompt_of(1, 128)
+    async with running_core(128, l2_blocks=128) as rig:
+        rig.attach(faulty(shelf, Failpoints(), put="delay(0.05)"), KEY)
+        asks = {"p": whole, "x": [*whole[:62], 1, 2, 3], "y": [*whole[:25], 4, 5, 6]}
+        listeners = {name: Listener() for name in asks}
+        for name, prompt in asks.items():
+            rig.core.add(make_request(name, prompt, max_tokens=2), listeners[name])
+        for listener in listeners.values():
+            await listener.wait()
+        await rig.settle()
+        rig.flush()
+        assert rig.core.tiers.match(make_request("m", whole).reusable_hashes()) == 0
+        back = await rig.run("back", whole)
+        assert back.num_cached_tokens == {"l3": (128 - 1) // BLOCK_SIZE * BLOCK_SIZE}
+
+
+@pytest.mark.parametrize("l2_blocks", [0, 64])
+async def test_a_store_attached_late_gets_what_is_here_under_the_right_names(shelf: Shelf, l2_blocks: int) -> None:
+    whole = prompt_of(1, 48)
+    async with running_core(64, l2_blocks=l2_blocks) as rig:
+        await rig.run("a", whole)
+        await rig.run("b", [*whole[:20], *[9] * 12])
+        rig.attach(MemoryStore(shelf), KEY)
+        await rig.settle()
+        rig.flush()
+        assert (await rig.run("half", whole[24:])).num_cached_tokens == {}
+        assert (await rig.run("c", whole)).num_cached_tokens == {"l3": 44}
+
+
+async def test_a_request_that_leaves_while_its_blocks_come_leaves_nothing(shelf: Shelf) -> None:
+    async with running_core(24) as rig:
+        failpoints = Failpoints()
+        rig.attach(faulty(shelf, failpoints))
+        await rig.run("a", prompt_of(1))
+        rig.flush()
+        failpoints.arm("l3.read", "delay(0.1)")
+        request, listener = make_request("b", prompt_of(1)), Listener()
+        rig.core.add(request, listener)
+        while not rig.cache.num_held:
+            await rig.tick()
+        rig.core.drop(request)
+        await rig.settle()
+        assert rig.cache.num_held == 0
+
+
+async def test_too_much_on_the_way_goes_without(shelf: Shelf) -> None:
+    async with running_core(24) as rig:
+        storage = rig.attach(MemoryStore(shelf), max_blocks=4)
+        await rig.run("a", prompt_of(1))
+        rig.flush()
+        assert (await rig.run("b", prompt_of(1))).num_cached_tokens == {}
+        assert storage.prefetcher.counters.skipped == 2
+
+
+async def test_a_full_queue_drops_and_the_next_use_offers_again(shelf: Shelf) -> None:
+    async with running_core(24) as rig:
+        failpoints = Failpoints()
+        storage = rig.attach(faulty(shelf, failpoints, put="fail"))
+        await rig.run("a", prompt_of(1))
+        assert not shelf.objects and storage.archive.counters.failed > 0
+        failpoints.disarm_all()
+        await rig.run("b", prompt_of(1))
+        assert len(shelf.objects) >= 5
