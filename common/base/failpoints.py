@@ -244,7 +244,11 @@ DISABLED: Failpoints = _Disabled()
 
 
 def make_failpoints(enabled: bool, folder: Path | None) -> Failpoints:
-    """The failpoints of a process: `DISABLED` unless they are enabled or a folder arms them."""
+    """The failpoints of a process: `DISABLED` unless they are enabled or a folder arms them.
+
+    An empty path, which is also the working directory, is no folder: an empty setting must not arm anything.
+    """
+    folder = None if folder == Path() else folder
     return Failpoints(folder) if enabled or folder is not None else DISABLED
 
 

@@ -14,7 +14,7 @@ from common.base.errors import InvalidRequest, PeerLost, Unsupported
 from common.base.failpoint_files import MAX_FILES
 from common.base.failpoint_metrics import FailpointCollector
 from common.base.failpoint_rules import MAX_TEXT_CHARS, Action, Fault, Rule, parse_rules
-from common.base.failpoints import DISABLED, POLL_S, Failpoints, Kind, Source, inflict
+from common.base.failpoints import DISABLED, POLL_S, Failpoints, Kind, Source, inflict, make_failpoints
 
 
 class FakeClock:
@@ -160,6 +160,11 @@ def test_the_disabled_one_cannot_be_armed() -> None:
         DISABLED.arm("l3.read", "fail")
     assert DISABLED.hit("l3.read") is None
     assert not DISABLED.enabled and DISABLED.points() == [] and DISABLED.armed() == []
+
+
+def test_a_process_has_failpoints_only_when_told(tmp_path: Path) -> None:
+    assert make_failpoints(False, None) is make_failpoints(False, Path("")) is DISABLED
+    assert make_failpoints(True, None).enabled and make_failpoints(False, tmp_path).enabled
 
 
 def test_files_arm_and_disarm_without_a_restart(tmp_path: Path) -> None:
