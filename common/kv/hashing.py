@@ -74,6 +74,16 @@ def block_hashes(root: bytes, token_ids: Sequence[int], block_size: int) -> list
     return hashes
 
 
+def partial_name(parent: bytes, token_ids: Sequence[int]) -> bytes:
+    """Return a 32-byte name for a block that is not full, for where it travels; the index never sees it.
+
+    Args:
+        parent: hash of the block before, or the root.
+        token_ids: those whose KV is in the block, in order.
+    """
+    return _digest(b"pando-partial", (parent, struct.pack(f"<{len(token_ids)}I", *token_ids)))
+
+
 class HashChain:
     """The block hashes of a token sequence that only grows: O(1) amortised per token.
 

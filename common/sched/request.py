@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from common.grammar.constraint import Constraint
-from common.kv.hashing import HashChain
+from common.kv.hashing import HashChain, partial_name
 from common.sched.params import SamplingParams
 from common.sched.plan import TokenLogprobs
 
@@ -153,6 +153,14 @@ class Request:
         if self.num_missing_prompt_logprobs:
             limit = min(limit, self.num_prompt_logprobs)
         return self.chain.hashes[: limit // self.block_size]
+
+    def block_name(self, index: int, num_tokens: int) -> bytes:
+        """Name of block `index` of the table while it holds KV of the first `num_tokens` known tokens only."""
+        end = (index + 1) * self.block_size
+        if end <= num_tokens:
+            return self.chain.hashes[index]
+        parent = self.chain.hashes[index - 1] if index else self.root
+        return partial_name(parent, self.tokens(index * self.block_size, num_tokens))
 
     def tokens(self, start: int, stop: int) -> Sequence[int]:
         """Return the known tokens at positions start .. stop - 1."""

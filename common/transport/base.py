@@ -27,6 +27,7 @@ class Extent:
         length: bytes.
         generation: the owner's count of reuses of this block; another value means other bytes.
         checksum: xxh3-64 of the bytes, as promised by the owner.
+        tag: keyed tag of the bytes under their name; empty where none is needed. Drivers do not look at it.
     """
 
     incarnation: int
@@ -35,6 +36,7 @@ class Extent:
     length: int
     generation: int
     checksum: int
+    tag: bytes = b""
 
 
 @dataclass(slots=True, frozen=True)

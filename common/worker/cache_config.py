@@ -10,6 +10,7 @@ from common.base.config import Section
 from common.base.errors import InvalidRequest
 from common.cache.config import PrefetchConfig, PrefetchPolicy, TierPolicies, WritePolicy
 from common.kv.eviction import EvictionPolicy
+from common.worker.trust import TagScope
 
 DEFAULT_RATIO = 2.0
 _EVICTION = "^(lru|lfu|slru|priority)$"
@@ -44,6 +45,10 @@ class CacheConfig(Section):
     hicache_storage_deadline_s: float = Field(2.0, gt=0, description="seconds for one lookup or batch of reads of L3")
     kv_tag_key_file: Path | None = Field(
         None, description="file with the key, equal on all workers, that tags blocks which leave the host"
+    )
+
+    kv_tag_scope: TagScope = Field(
+        TagScope.REMOTE, description="blocks that carry tags between workers: remote (those that leave the host) or all"
     )
 
     def policies(self) -> TierPolicies:

@@ -15,13 +15,20 @@ def extent_to_pb(extent: Extent) -> types_pb2.Extent:
         length=extent.length,
         generation=extent.generation,
         checksum=extent.checksum,
+        tag=extent.tag,
     )
 
 
 def extent_from_pb(message: types_pb2.Extent) -> Extent:
     """The inverse of `extent_to_pb`; nothing in it is trusted yet."""
     return Extent(
-        message.incarnation, message.segment, message.offset, message.length, message.generation, message.checksum
+        message.incarnation,
+        message.segment,
+        message.offset,
+        message.length,
+        message.generation,
+        message.checksum,
+        message.tag,
     )
 
 

@@ -188,6 +188,7 @@ class Generator:
             num_blocks_held=handoff.num_held,
             identity=self._receiver.identity.to_pb(),
             sources=[_source_to_pb(s) for s in self._sources_for_prefill(job, handoff)],
+            host_id=self._receiver.host_id,
         )
         outcome = "failed"
         try:

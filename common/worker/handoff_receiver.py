@@ -67,6 +67,7 @@ class HandoffReceiver:
         self._channels = channels
         self._reader = reader
         self.identity = identity
+        self.host_id = reader.trust.host_id
 
     async def receive(
         self,

@@ -81,7 +81,7 @@ class HandoffSender:
         self._token_bytes = token_bytes
 
     async def serve(
-        self, request: Request, num_blocks_held: int, sources: Sequence[Source]
+        self, request: Request, num_blocks_held: int, sources: Sequence[Source], reader_host_id: str
     ) -> AsyncGenerator[worker_pb2.HandoffResponse, None]:
         """Run one handoff up to its first token; the blocks stay held until the iterator is closed.
 
@@ -89,11 +89,12 @@ class HandoffSender:
             request: as it came, with all its output tokens to draw.
             num_blocks_held: leading blocks that decode has.
             sources: workers that may hold a longer prefix than this one.
+            reader_host_id: host of the decode worker.
         """
         core, progress = self._core, PrefillProgress()
         ours = first_token_only(request)
         try:
-            async with self._lender.loans() as loans:
+            async with self._lender.loans(reader_host_id) as loans:
                 yield self._accepted()
                 await self._begin(ours, progress, sources)
                 async for message in self._announce(request, ours, progress, loans, num_blocks_held):
@@ -134,7 +135,8 @@ class HandoffSender:
                 finished = 0 if _finish_reason(asked, progress) else request.num_blocks_for(request.num_computed)
             blocks = request.block_table[next_block:finished]
             if blocks:
-                extents = await loans.add(core.tiers.l1, blocks)
+                names = [request.block_name(index, request.num_computed) for index in range(next_block, finished)]
+                extents = await loans.add(core.tiers.l1, blocks, names)
                 ready = worker_pb2.BlocksReady(first_block=next_block, extents=[extent_to_pb(e) for e in extents])
                 yield worker_pb2.HandoffResponse(blocks=ready)
                 next_block = finished

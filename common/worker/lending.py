@@ -10,30 +10,35 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from common.base.errors import Overloaded
 from common.cache.tiers import Tier
 from common.transport.base import Extent
 from common.transport.checksum import checksum
 from common.worker.core import WorkerCore
+from common.worker.trust import BlockTrust
 
 
 class Loans:
     """The blocks that one call lends: held, and counted against the lender's bound, until it ends."""
 
-    def __init__(self, lender: Lender) -> None:
+    def __init__(self, lender: Lender, tagged: bool) -> None:
         self._lender = lender
+        self._tagged = tagged
         self.blocks: list[tuple[Tier, Sequence[int]]] = []
 
-    async def add(self, tier: Tier, blocks: Sequence[int]) -> list[Extent]:
+    async def add(self, tier: Tier, blocks: Sequence[int], names: Sequence[bytes]) -> list[Extent]:
         """Extents with checksums for held blocks of a tier whose bytes will not change while they are lent.
+
+        `names`, one per block, go into the tags of blocks that leave the host.
 
         Raises:
             Overloaded: the worker's bound on lent blocks is reached.
         """
         self._lender.hold(tier, blocks)
         self.blocks.append((tier, blocks))
-        return await self._lender.extents(tier, blocks)
+        return await self._lender.extents(tier, blocks, names if self._tagged else None)
 
 
 class Lender:
@@ -43,7 +48,8 @@ class Lender:
         core: of this worker.
         segments: under which id the region of each tier is registered.
         incarnation: of this worker.
-        executor: computes checksums.
+        trust: says which blocks are tagged.
+        executor: computes checksums and tags.
         max_lent_blocks: the bound.
     """
 
@@ -53,21 +59,23 @@ class Lender:
         core: WorkerCore,
         segments: Mapping[int, int],
         incarnation: int,
+        trust: BlockTrust,
         executor: Executor,
         max_lent_blocks: int,
     ) -> None:
         self._core = core
         self._segments = segments
         self._incarnation = incarnation
+        self._trust = trust
         self._executor = executor
         self._max_lent_blocks = max_lent_blocks
         self._checksums: dict[tuple[int, int], tuple[int, int]] = {}
         self.num_lent = 0
 
     @asynccontextmanager
-    async def loans(self) -> AsyncIterator[Loans]:
-        """A set of loans that ends with the `async with`."""
-        loans = Loans(self)
+    async def loans(self, reader_host_id: str) -> AsyncIterator[Loans]:
+        """A set of loans to a reader on some host, that ends with the `async with`."""
+        loans = Loans(self, self._trust.covers(reader_host_id))
         try:
             yield loans
         finally:
@@ -83,10 +91,19 @@ class Lender:
         self.num_lent += len(blocks)
         tier.cache.hold(blocks)
 
-    async def extents(self, tier: Tier, blocks: Sequence[int]) -> list[Extent]:
-        """Extents of `blocks`, in order."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, lambda: [self._extent(tier, block) for block in blocks])
+    async def extents(self, tier: Tier, blocks: Sequence[int], names: Sequence[bytes] | None) -> list[Extent]:
+        """Extents of `blocks`, in order; with tags where names are given."""
+
+        def make() -> list[Extent]:
+            extents = [self._extent(tier, block) for block in blocks]
+            if names is None:
+                return extents
+            return [
+                replace(extent, tag=self._trust.tag(name, tier.view(block)))
+                for extent, name, block in zip(extents, names, blocks, strict=True)
+            ]
+
+        return await asyncio.get_running_loop().run_in_executor(self._executor, make)
 
     def _extent(self, tier: Tier, block: int) -> Extent:
         offset, length = tier.region.extent(block)

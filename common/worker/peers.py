@@ -36,6 +36,7 @@ from common.transport.select import TransportSet
 from common.worker.convert import endpoint_from_pb, extent_from_pb
 from common.worker.core import WorkerCore
 from common.worker.job import Identity
+from common.worker.trust import BlockTrust
 from pando.v1 import worker_pb2, worker_pb2_grpc
 
 MAX_BLOCKS_PER_READ = 32
@@ -68,9 +69,11 @@ class BlockReader:
         core: WorkerCore,
         transports: TransportSet,
         timeouts: TimeoutsConfig,
+        trust: BlockTrust,
         failpoints: Failpoints = DISABLED,
     ) -> None:
         self.core = core
+        self.trust = trust
         self._failpoints = failpoints
         failpoints.register(PEER_READ, Kind.CALL, "a batch of blocks is read from a peer")
         self._transports = transports
@@ -95,15 +98,20 @@ class BlockReader:
             blocks = request.block_table[first : first + len(batch)]
             if len(blocks) < len(batch):
                 raise Cancelled("the request ended while its blocks arrived", leg=Leg.TRANSFER)
-            await self._read_batch(loan.endpoints, batch, blocks)
+            names = [request.block_name(index, request.num_tokens) for index in range(first, first + len(batch))]
+            await self._read_batch(loan.endpoints, batch, blocks, names)
             on_landed(first + len(batch))
 
-    async def _read_batch(self, endpoints: Sequence[Endpoint], extents: Sequence[Extent], blocks: list[int]) -> None:
+    async def _read_batch(
+        self, endpoints: Sequence[Endpoint], extents: Sequence[Extent], blocks: list[int], names: Sequence[bytes]
+    ) -> None:
         reads = [self._into(extent, block) for extent, block in zip(extents, blocks, strict=True)]
         self.core.hold(blocks)
         try:
             await inflict(self._failpoints.hit(PEER_READ), lambda: PeerLost(f"failpoint {PEER_READ}"))
             await self._transports.read(endpoints, reads, self._timeouts.transfer_s)
+            if self.trust.covers(endpoints[0].host_id):
+                await asyncio.to_thread(self.trust.check, extents, names, [read.target for read in reads])
         except InvalidRequest as error:  # what the peer announced makes no sense; that is not the user's fault
             raise HandoffAborted(error.message, reason=error.reason, leg=Leg.TRANSFER) from error
         except PandoError as error:
@@ -180,7 +188,10 @@ class PeerPrefixes:
         try:
             await call.write(
                 worker_pb2.LendRequest(
-                    identity=self._identity.to_pb(), prefix_hashes=join_hashes(hashes), first_block=first_block
+                    identity=self._identity.to_pb(),
+                    prefix_hashes=join_hashes(hashes),
+                    first_block=first_block,
+                    host_id=self._reader.trust.host_id,
                 )
             )
             answer = await call.read()

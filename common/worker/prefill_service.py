@@ -43,7 +43,8 @@ class PrefillServicer(worker_pb2_grpc.PrefillServiceServicer):
             request = request_from_pb(start.request, self._limits, self._clock())
             await constrain(request, self._grammars)
             sources = sources_from_pb(start.sources)
-            async with aclosing(self._sender.serve(request, start.num_blocks_held, sources)) as messages:
+            serving = self._sender.serve(request, start.num_blocks_held, sources, start.host_id)
+            async with aclosing(serving) as messages:
                 async for message in messages:
                     yield message
                     if message.WhichOneof("message") == "first_token":

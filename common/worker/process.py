@@ -59,6 +59,7 @@ from common.worker.report import TierCollector, TransportCollector, export_gauge
 from common.worker.service import WorkerServicer
 from common.worker.state import WorkerState
 from common.worker.tier_control import WorkerTiers
+from common.worker.trust import BlockTrust, TagScope
 from pando.v1 import admin_pb2_grpc, worker_pb2_grpc
 
 CHECKSUM_THREADS = 2
@@ -184,16 +185,24 @@ class Worker:
         for driver, why in self.transports.missing.items():
             log.warning("transport not available here", driver=driver, why=why)
         core, engine = self.core, self.engine
+        trust = BlockTrust(self.tagger, engine.identity.namespace, host_id(), TagScope(self.config.kv_tag_scope))
         segments = {tier.number: self.transports.register(tier.region) for tier in core.tiers.tiers}
         lender = Lender(
             core=core,
             segments=segments,
             incarnation=self.incarnation,
+            trust=trust,
             executor=self.checksums,
             max_lent_blocks=self.config.max_lent_blocks,
         )
         state = self._state()
-        reader = BlockReader(core=core, transports=self.transports, timeouts=self.timeouts, failpoints=self.failpoints)
+        reader = BlockReader(
+            core=core,
+            transports=self.transports,
+            timeouts=self.timeouts,
+            trust=trust,
+            failpoints=self.failpoints,
+        )
         peers = PeerPrefixes(self.channels, reader, engine.identity, self.timeouts, self.worker_id)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(state, core, lender), server.grpc)
         guard = OperatorGuard(read_token(self.config.admin_token_file) if self.config.admin_token_file else "")

@@ -62,7 +62,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         if request is None:
             raise InvalidRequest("the stream ended before it asked for anything")
         self._state.identity.check(request.identity)
-        async with self._lender.loans() as loans:
+        async with self._lender.loans(request.host_id) as loans:
             extents = await self._lend(loans, split_hashes(request.prefix_hashes), request.first_block)
             yield worker_pb2.LendResponse(
                 endpoints=[endpoint_to_pb(e) for e in self._state.endpoints], extents=[extent_to_pb(e) for e in extents]
@@ -76,9 +76,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         upper = tiers.l1.cache.acquire(hashes)
         lower = tiers.acquire(hashes, max(len(upper), first_block))
         try:
-            extents = await loans.add(tiers.l1, upper[first_block:])
+            extents = await loans.add(tiers.l1, upper[first_block:], hashes[first_block : len(upper)])
             if tiers.l2 is not None and lower:
-                extents += await loans.add(tiers.l2, lower)
+                first_lower = max(len(upper), first_block)
+                names = hashes[first_lower : first_lower + len(lower)]
+                extents += await loans.add(tiers.l2, lower, names)
             return extents
         finally:
             tiers.l1.cache.release(upper)
@@ -138,7 +140,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.FlushCacheRequest, context: Context
     ) -> worker_pb2.FlushCacheResponse:
         """See the proto."""
-        dropped = self._core.cache.flush()
+        dropped = sum(tier.cache.flush() for tier in self._core.tiers.tiers)
         self._core.publish()
         return worker_pb2.FlushCacheResponse(num_blocks_dropped=dropped)
 

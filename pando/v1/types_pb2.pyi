@@ -226,20 +226,22 @@ class TransportEndpoint(_message.Message):
     def __init__(self, driver: _Optional[str] = ..., host_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., descriptor: _Optional[bytes] = ...) -> None: ...
 
 class Extent(_message.Message):
-    __slots__ = ("incarnation", "segment", "offset", "length", "generation", "checksum")
+    __slots__ = ("incarnation", "segment", "offset", "length", "generation", "checksum", "tag")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEGMENT_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     segment: int
     offset: int
     length: int
     generation: int
     checksum: int
-    def __init__(self, incarnation: _Optional[int] = ..., segment: _Optional[int] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ..., generation: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+    tag: bytes
+    def __init__(self, incarnation: _Optional[int] = ..., segment: _Optional[int] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ..., generation: _Optional[int] = ..., checksum: _Optional[int] = ..., tag: _Optional[bytes] = ...) -> None: ...
 
 class BlockKey(_message.Message):
     __slots__ = ("namespace", "prefix_hash", "part")

@@ -76,16 +76,18 @@ class HandoffRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[HandoffStart, _Mapping]] = ...) -> None: ...
 
 class HandoffStart(_message.Message):
-    __slots__ = ("request", "num_blocks_held", "identity", "sources")
+    __slots__ = ("request", "num_blocks_held", "identity", "sources", "host_id")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_HELD_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
     request: WorkerRequest
     num_blocks_held: int
     identity: _types_pb2.KvIdentity
     sources: _containers.RepeatedCompositeFieldContainer[BlockSource]
-    def __init__(self, request: _Optional[_Union[WorkerRequest, _Mapping]] = ..., num_blocks_held: _Optional[int] = ..., identity: _Optional[_Union[_types_pb2.KvIdentity, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[BlockSource, _Mapping]]] = ...) -> None: ...
+    host_id: str
+    def __init__(self, request: _Optional[_Union[WorkerRequest, _Mapping]] = ..., num_blocks_held: _Optional[int] = ..., identity: _Optional[_Union[_types_pb2.KvIdentity, _Mapping]] = ..., sources: _Optional[_Iterable[_Union[BlockSource, _Mapping]]] = ..., host_id: _Optional[str] = ...) -> None: ...
 
 class HandoffResponse(_message.Message):
     __slots__ = ("accepted", "blocks", "first_token")
@@ -136,14 +138,16 @@ class FirstToken(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[_Union[_types_pb2.TokenLogprob, _Mapping]] = ..., logits_digest: _Optional[bytes] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprob, _Mapping]]] = ..., cached_tokens: _Optional[_Union[_types_pb2.CachedTokens, _Mapping]] = ..., queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ...) -> None: ...
 
 class LendRequest(_message.Message):
-    __slots__ = ("identity", "prefix_hashes", "first_block")
+    __slots__ = ("identity", "prefix_hashes", "first_block", "host_id")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HASHES_FIELD_NUMBER: _ClassVar[int]
     FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
     identity: _types_pb2.KvIdentity
     prefix_hashes: bytes
     first_block: int
-    def __init__(self, identity: _Optional[_Union[_types_pb2.KvIdentity, _Mapping]] = ..., prefix_hashes: _Optional[bytes] = ..., first_block: _Optional[int] = ...) -> None: ...
+    host_id: str
+    def __init__(self, identity: _Optional[_Union[_types_pb2.KvIdentity, _Mapping]] = ..., prefix_hashes: _Optional[bytes] = ..., first_block: _Optional[int] = ..., host_id: _Optional[str] = ...) -> None: ...
 
 class LendResponse(_message.Message):
     __slots__ = ("endpoints", "extents")

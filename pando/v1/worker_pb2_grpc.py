@@ -241,7 +241,7 @@ class WorkerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Lend(self, request_iterator, context):
-        """Lends blocks of the local index by name: the contiguous head that is here. The stream is the lease.
+        """Lends blocks of L1 and L2 by name: the contiguous head that is here. The stream is the lease.
         Errors: FAILED_PRECONDITION (identity differs), RESOURCE_EXHAUSTED (too many lent).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -278,7 +278,7 @@ class WorkerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def FlushCache(self, request, context):
-        """Drops all cached blocks that nobody holds. Idempotent.
+        """Drops all cached blocks of L1 and L2 that nobody holds. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

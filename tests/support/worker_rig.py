@@ -30,11 +30,13 @@ from common.worker.block_feed import BlockFeed
 from common.worker.core import WorkerCore
 from common.worker.engine_thread import EngineThread
 from common.worker.metrics import WorkerMetrics
+from common.worker.trust import BlockTrust
 from tests.support.fake_engine import FakeEngine, reference_output
 
 BLOCK_SIZE = 4
 BLOCK_BYTES = 64
 NAMESPACE = b"n" * 32
+NO_TAGS = BlockTrust(Tagger(None), NAMESPACE, "host")
 
 
 def make_request(request_id: str, prompt: Sequence[int], **fields: object) -> Request:

@@ -21,9 +21,19 @@ from common.worker.peers import BlockReader, PeerPrefixes, Source
 from common.worker.state import WorkerState
 from pando.v1 import types_pb2, worker_pb2
 from tests.support.fake_engine import reference_output
-from tests.support.worker_rig import BLOCK_BYTES, BLOCK_SIZE, FakeTransports, Listener, Rig, make_request, running_core
+from tests.support.worker_rig import (
+    BLOCK_BYTES,
+    BLOCK_SIZE,
+    NO_TAGS,
+    FakeTransports,
+    Listener,
+    Rig,
+    make_request,
+    running_core,
+)
 
 BYTES = BLOCK_BYTES
+HOST = "host"
 IDENTITY = Identity(b"n" * 32, "numerics", BYTES, BLOCK_SIZE)
 
 
@@ -40,19 +50,21 @@ class SlowLender(Lender):
         self.gate, self.asked = asyncio.Event(), asyncio.Event()
         self.gate.set()
 
-    async def extents(self, tier: Tier, blocks: Sequence[int]) -> list[Extent]:
+    async def extents(self, tier: Tier, blocks: Sequence[int], names: Sequence[bytes] | None) -> list[Extent]:
         """Wait, then as always."""
         self.asked.set()
         await self.gate.wait()
-        return await super().extents(tier, blocks)
+        return await super().extents(tier, blocks, names)
 
 
 @asynccontextmanager
 async def sending(num_blocks: int = 32, **config: object) -> AsyncIterator[tuple[Rig, SlowLender, HandoffSender]]:
     with ThreadPoolExecutor(1) as executor:
         async with running_core(num_blocks, chunked_prefill_size=4, **config) as rig:
-            lender = SlowLender(core=rig.core, segments={1: 1}, incarnation=1, executor=executor, max_lent_blocks=64)
-            reader = BlockReader(core=rig.core, transports=FakeTransports(), timeouts=TimeoutsConfig())  # type: ignore[arg-type]
+            lender = SlowLender(
+                core=rig.core, segments={1: 1}, incarnation=1, trust=NO_TAGS, executor=executor, max_lent_blocks=64
+            )
+            reader = BlockReader(core=rig.core, transports=FakeTransports(), timeouts=TimeoutsConfig(), trust=NO_TAGS)  # type: ignore[arg-type]
             peers = PeerPrefixes(ChannelPool(TimeoutsConfig()), reader, IDENTITY, TimeoutsConfig(), "w")
             state = WorkerState("w", 1, ["prefill"], "m", 1, IDENTITY, [], 100, num_blocks)
             yield rig, lender, HandoffSender(rig.core, lender, peers, state, lambda token: bytes([token]))
@@ -76,7 +88,7 @@ def announced(messages: Sequence[worker_pb2.HandoffResponse]) -> int:
 async def test_blocks_then_the_token_and_all_is_held_until_the_end() -> None:
     async with sending() as (rig, lender, sender):
         asked = make_request("a", range(10), max_tokens=5)
-        stream = sender.serve(asked, 0, [])
+        stream = sender.serve(asked, 0, [], HOST)
         messages = [await anext(stream) for _ in range(4)]
         assert kinds(messages) == ["accepted", "blocks", "blocks", "blocks"]
         token = (await anext(stream)).first_token
@@ -92,7 +104,7 @@ async def test_blocks_then_the_token_and_all_is_held_until_the_end() -> None:
 async def test_a_token_that_comes_while_checksums_are_computed_leaves_no_block_out() -> None:
     async with sending() as (rig, lender, sender):
         lender.gate.clear()
-        stream = sender.serve(make_request("a", range(10), max_tokens=5), 0, [])
+        stream = sender.serve(make_request("a", range(10), max_tokens=5), 0, [], HOST)
         messages = [await anext(stream)]
         following = asyncio.ensure_future(anext(stream))
         await lender.asked.wait()
@@ -107,7 +119,7 @@ async def test_a_token_that_comes_while_checksums_are_computed_leaves_no_block_o
 
 async def test_blocks_that_decode_holds_are_not_announced() -> None:
     async with sending() as (_, _, sender):
-        messages = [m async for m in sender.serve(make_request("a", range(10), max_tokens=5), 2, [])]
+        messages = [m async for m in sender.serve(make_request("a", range(10), max_tokens=5), 2, [], HOST)]
         assert [m.blocks.first_block for m in messages if m.HasField("blocks")] == [2]
 
 
@@ -116,7 +128,7 @@ async def test_a_first_token_that_ends_the_request_asks_for_no_read(why: str) ->
     async with sending(max_batch_tokens=64) as (_, _, sender):
         first = reference_output(range(3), make_request("x", range(3), max_tokens=1).params)[0]
         wishes = {"max_tokens": 1} if why == "max_tokens" else {"max_tokens": 9, "stop_token_ids": (first,)}
-        messages = [m async for m in sender.serve(make_request("a", range(3), **wishes), 0, [])]
+        messages = [m async for m in sender.serve(make_request("a", range(3), **wishes), 0, [], HOST)]
         assert kinds(messages) == ["accepted", "first_token"]
         reason = types_pb2.FINISH_REASON_LENGTH if why == "max_tokens" else types_pb2.FINISH_REASON_STOP
         assert messages[-1].first_token.finish_reason == reason
@@ -126,13 +138,13 @@ async def test_a_resumed_request_gets_its_next_token() -> None:
     async with sending() as (_, _, sender):
         whole = reference_output(range(6), make_request("x", range(6), max_tokens=5).params)
         request = make_request("a", range(6), max_tokens=5, output_ids=whole[:3])
-        messages = [m async for m in sender.serve(request, 0, [])]
+        messages = [m async for m in sender.serve(request, 0, [], HOST)]
         assert messages[-1].first_token.token_id == whole[3]
 
 
 async def test_a_stream_that_breaks_in_the_middle_leaves_nothing() -> None:
     async with sending() as (rig, _, sender):
-        stream = sender.serve(make_request("a", range(40), max_tokens=5), 0, [])
+        stream = sender.serve(make_request("a", range(40), max_tokens=5), 0, [], HOST)
         assert kinds([await anext(stream), await anext(stream)]) == ["accepted", "blocks"]
         await stream.aclose()
         await rig.settle()
@@ -142,7 +154,7 @@ async def test_a_stream_that_breaks_in_the_middle_leaves_nothing() -> None:
 async def test_an_abort_reaches_the_stream() -> None:
     async with sending() as (rig, _, sender):
         rig.engine.gate.clear()
-        stream = sender.serve(make_request("a", range(10), max_tokens=5), 0, [])
+        stream = sender.serve(make_request("a", range(10), max_tokens=5), 0, [], HOST)
         await anext(stream)
         following = asyncio.ensure_future(anext(stream))
         await asyncio.to_thread(rig.engine.began.wait, 20)
@@ -156,11 +168,11 @@ async def test_an_abort_reaches_the_stream() -> None:
 async def test_a_duplicate_handoff_does_not_touch_the_first() -> None:
     async with sending() as (rig, _, sender):
         rig.engine.gate.clear()
-        stream = sender.serve(make_request("a", range(10), max_tokens=5), 0, [])
+        stream = sender.serve(make_request("a", range(10), max_tokens=5), 0, [], HOST)
         messages = [await anext(stream)]
         following = asyncio.ensure_future(anext(stream))
         await asyncio.to_thread(rig.engine.began.wait, 20)
-        twin = sender.serve(make_request("a", range(10), max_tokens=5), 0, [])
+        twin = sender.serve(make_request("a", range(10), max_tokens=5), 0, [], HOST)
         await anext(twin)
         with pytest.raises(InvalidRequest):
             await anext(twin)
@@ -173,7 +185,7 @@ async def test_a_duplicate_handoff_does_not_touch_the_first() -> None:
 async def test_a_source_that_cannot_be_reached_costs_a_recompute() -> None:
     async with sending() as (rig, _, sender):
         gone = Source("gone", "127.0.0.1:1", 2)
-        messages = [m async for m in sender.serve(make_request("a", range(10), max_tokens=5), 0, [gone])]
+        messages = [m async for m in sender.serve(make_request("a", range(10), max_tokens=5), 0, [gone], HOST)]
         assert announced(messages) == 3
         assert rig.metric("pando_worker_fetched_blocks_total", kind="prefix") == 0
 
@@ -183,7 +195,7 @@ async def test_with_no_room_to_reserve_a_request_waits_in_the_queue() -> None:
     async with sending(num_blocks=8) as (rig, _, sender):
         other = make_request("other", range(100, 124), max_tokens=2)
         assert rig.core.reserve(other, Listener()) is not None
-        stream = sender.serve(make_request("a", range(10), max_tokens=5), 0, [Source("gone", "127.0.0.1:1", 2)])
+        stream = sender.serve(make_request("a", range(10), max_tokens=5), 0, [Source("gone", "127.0.0.1:1", 2)], HOST)
         messages = [await anext(stream)]
         following = asyncio.ensure_future(anext(stream))
         await rig.settle()
