@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
@@ -29,6 +30,9 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.native_types import GenerateBody
 from services.gateway.openai_types import ChatRequest, CompletionRequest, DetokenizeBody, TokenizeBody
 from services.gateway.openapi import Door
+from services.gateway.response_store import ResponseStore
+from services.gateway.responses_doors import DEFAULT_PAGE, MAX_PAGE, ResponsesDoors
+from services.gateway.responses_types import InputFields, ResponsesRequest
 
 
 @dataclass(slots=True)
@@ -60,7 +64,8 @@ def build(
     running = Running(config.max_running_requests, metrics)
     health = Health(client, metrics)
     doors = Doors(config, limits or LimitsConfig(), client, running, metrics, clock, UnknownFields())
-    table = [*_probes(health), *_doors(doors)]
+    store = ResponseStore(config.max_stored_responses, config.max_stored_bytes)
+    table = [*_probes(health), *_doors(doors), *_responses(ResponsesDoors(doors, store))]
     app = Starlette(
         routes=[_route(door) for door in [*table, _description(table)]],
         exception_handlers={PandoError: on_pando_error, HTTPException: on_http_exception, Exception: on_bug},
@@ -93,6 +98,23 @@ def _doors(doors: Doors) -> list[Door]:
         Door("POST", "/detokenize", doors.detokenize, DetokenizeBody),
         Door("GET", "/v1/models", doors.list_models),
         Door("GET", "/v1/models/{model:path}", doors.get_model),
+    ]
+
+
+def _responses(doors: ResponsesDoors) -> list[Door]:
+    one = "/v1/responses/{response_id}"
+    page: dict[str, dict[str, Any]] = {
+        "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE},
+        "order": {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
+        "after": {"type": "string"},
+    }
+    return [
+        Door("POST", "/v1/responses", doors.create, ResponsesRequest, streams=True),
+        Door("POST", "/v1/responses/input_tokens", doors.count, InputFields),
+        Door("GET", one, doors.retrieve, query={"stream": {"type": "boolean"}}, errors=(400, 404)),
+        Door("DELETE", one, doors.delete, errors=(404,)),
+        Door("POST", f"{one}/cancel", doors.cancel, errors=(400, 404)),
+        Door("GET", f"{one}/input_items", doors.list_items, query=page, errors=(400, 404)),
     ]
 
 

@@ -47,6 +47,8 @@ def _request(body: ChatRequest, head: Head, use: ToolUse, answer: Schema | None)
         max_tokens=body.max_tokens if newer is None else newer,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
+    if body.prompt_logprobs is not None:
+        sampling.prompt_logprobs = body.prompt_logprobs
     if grammar := use.grammar(answer):
         sampling.grammar.CopyFrom(grammar)
     if use.stop:

@@ -63,8 +63,8 @@ def to_generation(body: CompletionRequest, prompts: list[Prompt], echoes: list[E
 
 def _request(body: CompletionRequest, prompt: Prompt, request_id: str) -> GenerateRequest:
     sampling = to_sampling(body, max_tokens=_max_tokens(body), logprobs=body.logprobs)
-    if body.echo and body.logprobs is not None:
-        sampling.prompt_logprobs = max(body.logprobs, body.prompt_logprobs or 0)
+    if (prompt_logprobs := _prompt_logprobs(body)) is not None:
+        sampling.prompt_logprobs = prompt_logprobs
     request = GenerateRequest(
         request_id=request_id,
         model=body.model or "",
@@ -77,6 +77,12 @@ def _request(body: CompletionRequest, prompt: Prompt, request_id: str) -> Genera
     )
     put(request, prompt)
     return request
+
+
+def _prompt_logprobs(body: CompletionRequest) -> int | None:
+    """Alternatives per prompt token: what echo needs, and what was asked for."""
+    wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
+    return max((number for number in wanted if number is not None), default=None)
 
 
 def _max_tokens(body: CompletionRequest) -> int | None:

@@ -27,6 +27,12 @@ class GatewayConfig(Section):
         300.0, gt=0, description="seconds that a request's body may take; then 408 and the connection ends"
     )
     keep_alive_s: int = Field(75, gt=0, description="seconds an idle HTTP connection stays open")
+    max_stored_responses: int = Field(
+        1024, ge=0, description="responses of /v1/responses that are kept in memory; the least recently used goes first"
+    )
+    max_stored_bytes: int = Field(
+        64 * 2**20, ge=0, description="bytes of these responses, each with its conversation; 0: none are kept"
+    )
     probe_s: float = Field(1.0, gt=0, description="seconds the router has to answer a readiness probe")
 
 

@@ -24,7 +24,7 @@ from services.gateway.generation import Generation, Head, check_choices
 from services.gateway.logprobs import token_string
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.native_types import GenerateBody
-from services.gateway.openai_types import ChatRequest, CompletionRequest, DetokenizeBody, SamplingFields, TokenizeBody
+from services.gateway.openai_types import ChatRequest, CompletionRequest, DetokenizeBody, TokenizeBody
 from services.gateway.prompts import chat_prompt, split
 
 B = TypeVar("B", bound=Body)
@@ -44,28 +44,28 @@ class Doors:
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
-        body = await self._read(request, ChatRequest)
+        body = await self.read(request, ChatRequest)
         body.check()
         check_choices(1, body.num_choices, self.limits.max_choices)
-        return self._exchange(chat.to_generation(body, await self._head(request, body), self.limits))
+        return self.exchange(chat.to_generation(body, await self.head(request, body.model), self.limits))
 
     async def completions(self, request: Request) -> Response:
         """Continue one or more prompts."""
-        body = await self._read(request, CompletionRequest)
+        body = await self.read(request, CompletionRequest)
         body.check()
         prompts = split(body.prompt, "prompt", self.limits.max_prompts)
         check_choices(len(prompts), body.num_choices, self.limits.max_choices)
         echoes = await completions.fetch_echoes(self.client, body, prompts)
-        return self._exchange(completions.to_generation(body, prompts, echoes, await self._head(request, body)))
+        return self.exchange(completions.to_generation(body, prompts, echoes, await self.head(request, body.model)))
 
     async def generate(self, request: Request) -> Response:
         """Continue one or more prompts, in the native format."""
-        body = await self._read(request, GenerateBody)
+        body = await self.read(request, GenerateBody)
         body.check()
         prompts = body.prompts(self.limits.max_prompts)
         check_choices(len(prompts), body.num_choices, self.limits.max_choices)
         context = context_of(request.scope)
-        return self._exchange(
+        return self.exchange(
             native.to_generation(body, prompts, context.request_id, clock=self.clock, started_s=context.started_s)
         )
 
@@ -80,7 +80,7 @@ class Doors:
 
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a prompt, or of messages through the chat template."""
-        body = await self._read(request, TokenizeBody)
+        body = await self.read(request, TokenizeBody)
         answer = await self.client.tokenize(_tokenize_request(body))
         document = {
             "count": len(answer.token_ids),
@@ -93,21 +93,24 @@ class Doors:
 
     async def detokenize(self, request: Request) -> Response:
         """Text of token ids."""
-        body = await self._read(request, DetokenizeBody)
+        body = await self.read(request, DetokenizeBody)
         skip = bool(body.skip_special_tokens)
         text = await self.client.detokenize(body.model or "", body.tokens, skip_special_tokens=skip)
         return JsonResponse({"prompt": text})
 
-    async def _read(self, request: Request, model: type[B]) -> B:
+    async def read(self, request: Request, model: type[B]) -> B:
+        """A body of this shape. Raises InvalidRequest and its kin."""
         body = parse(model, await read_body(request, self.limits.max_body_bytes, self.config.body_timeout_s))
         self.unknown.note(request.url.path, body.unknown_names())
         return body
 
-    async def _head(self, request: Request, body: SamplingFields) -> Head:
-        model = body.model or (await self.client.get_model()).name
-        return Head(context_of(request.scope).request_id, model, int(time.time()))
+    async def head(self, request: Request, model: str | None) -> Head:
+        """What an answer repeats; a model that is not named is the served one."""
+        name = model or (await self.client.get_model()).name
+        return Head(context_of(request.scope).request_id, name, int(time.time()))
 
-    def _exchange(self, generation: Generation) -> Exchange:
+    def exchange(self, generation: Generation) -> Exchange:
+        """The response that runs it."""
         return Exchange(
             generation,
             client=self.client,

@@ -36,6 +36,12 @@ class BodyTooSlow(InvalidRequest):
     http_status, default_reason = 408, "request_timeout"
 
 
+class ResponseNotFound(InvalidRequest):
+    """No such response is stored."""
+
+    http_status, default_reason = 404, "response_not_found"
+
+
 class JsonResponse(Response):
     """A JSON answer written by orjson."""
 

@@ -39,14 +39,11 @@ class StreamOptions(Body):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(Body):
-    """What chat and completions have in common."""
+class CommonFields(Body):
+    """What chat, completions and responses have in common."""
 
     model: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=U32_MAX)] | None = None
-    max_tokens: U32 | None = None
     temperature: float | None = None
     top_p: float | None = None
     presence_penalty: float | None = None
@@ -67,18 +64,27 @@ class SamplingFields(Body):
     cache_salt: str | None = None
     priority: I32 | None = None
     session_id: str | None = None
-    return_token_ids: bool | None = None
-    prompt_logprobs: U32 | None = None
     timeout_s: Annotated[float, Field(gt=0)] | None = None
 
     user: Any = None
-    metadata: Any = None
-    store: Any = None
     service_tier: Any = None
     safety_identifier: Any = None
     moderation: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
+
+
+class SamplingFields(CommonFields):
+    """What chat and completions have in common."""
+
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=U32_MAX)] | None = None
+    max_tokens: U32 | None = None
+    return_token_ids: bool | None = None
+    prompt_logprobs: U32 | None = None
+
+    metadata: Any = None
+    store: Any = None
 
     @property
     def num_choices(self) -> int:

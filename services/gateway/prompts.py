@@ -94,18 +94,18 @@ def _text(content: str | list[dict[str, Any]] | None, param: str) -> str:
         return ""
     if isinstance(content, str):
         return content
-    return "".join(_part(part, f"{param}[{index}]") for index, part in enumerate(content))
+    return "".join(part_text(part, f"{param}[{index}]", ("text", "refusal")) for index, part in enumerate(content))
 
 
-def _part(part: dict[str, Any], param: str) -> str:
-    kind = part.get("type")
-    if kind == "refusal" and isinstance(part.get("refusal"), str):
-        return str(part["refusal"])
-    if kind != "text":
+def part_text(part: Any, param: str, kinds: Sequence[str]) -> str:
+    """Text of a content part, which must be of one of these kinds. Raises InvalidRequest that names the kind it has."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind not in kinds:
         raise InvalidRequest(
             f"{param}: content part of type {str(kind)[:40]!r} is not supported; only text", param=param
         )
-    text = part.get("text")
+    name = "refusal" if kind == "refusal" else "text"
+    text = part.get(name)
     if not isinstance(text, str):
-        raise InvalidRequest(f"{param}.text: must be a string", param=f"{param}.text")
+        raise InvalidRequest(f"{param}.{name}: must be a string", param=f"{param}.{name}")
     return text

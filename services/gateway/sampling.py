@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.base.errors import InvalidRequest
 from pando.v1 import types_pb2
-from services.gateway.openai_types import U32_MAX, SamplingFields
+from services.gateway.openai_types import U32_MAX, CommonFields
 
 _SAME_NAME = (
     "temperature",
@@ -19,8 +19,8 @@ _SAME_NAME = (
 )
 
 
-def to_sampling(fields: SamplingFields, max_tokens: int | None, logprobs: int | None) -> types_pb2.SamplingParams:
-    """Sampling parameters of a chat or completions request.
+def to_sampling(fields: CommonFields, max_tokens: int | None, logprobs: int | None) -> types_pb2.SamplingParams:
+    """Sampling parameters of a request of OpenAI's API.
 
     Args:
         fields: the request.
@@ -30,9 +30,7 @@ def to_sampling(fields: SamplingFields, max_tokens: int | None, logprobs: int | 
     Raises:
         InvalidRequest: a logit_bias key that is no token id.
     """
-    sampling = types_pb2.SamplingParams(
-        max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=fields.prompt_logprobs
-    )
+    sampling = types_pb2.SamplingParams(max_tokens=max_tokens, logprobs=logprobs)
     for name in _SAME_NAME:
         value = getattr(fields, name)
         if value is not None:

@@ -1,7 +1,8 @@
 """`usage` of an answer, from the cost of its choices. Pure.
 
 The prompt counts once per prompt, however many choices there are, and so do its cached tokens: of the choices of one
-prompt the one that found least counts, because what one of them computed was computed for this request.
+prompt the one that found least counts, because what one of them computed was computed for this request. What was
+computed is written to the cache.
 """
 
 from __future__ import annotations
@@ -43,14 +44,29 @@ def final_usage(transcript: Transcript) -> dict[str, Any]:
     }
 
 
+def responses_usage(transcript: Transcript) -> dict[str, Any]:
+    """The same totals as the responses API names them."""
+    usage = final_usage(transcript)
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": usage["prompt_tokens_details"],
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage["total_tokens"],
+        "pando": usage["pando"],
+    }
+
+
 def _counts(transcript: Transcript, cached: list[CachedTokens]) -> dict[str, Any]:
     prompt = sum(_prompt_tokens(transcript.of_prompt(index)) for index in range(transcript.num_prompts))
     completion = sum(slot.num_tokens for slot in transcript.slots)
+    hits = sum(num_cached(entry) for entry in cached)
+    ended = len(cached) == transcript.num_prompts
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(num_cached(entry) for entry in cached)},
+        "prompt_tokens_details": {"cached_tokens": hits, "cache_write_tokens": prompt - hits if ended else 0},
     }
 
 

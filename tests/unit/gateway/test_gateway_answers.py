@@ -93,7 +93,7 @@ def test_usage_counts_a_prompt_once_and_what_no_choice_computed() -> None:
         )
     usage = final_usage(transcript)
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (6, 8, 14)
-    assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 2, "cache_write_tokens": usage["prompt_tokens"] - 2}
     assert usage["pando"]["cached_tokens"] == {"l1": 1, "l2": 0, "l3": 1, "peer": 0}
     assert usage["prefill_time"] == 1.5 and usage["pando"]["transfer_bytes"] == 20
     assert usage["pando"]["decode_workers"] == ["d"] and usage["pando"]["prefill_workers"] == []
