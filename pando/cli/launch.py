@@ -6,7 +6,7 @@ ignored. The translation is pure; only `launch_command` starts anything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +21,7 @@ DTYPES = {
     **dict.fromkeys(("fp32", "float", "float32"), "fp32"),
     "auto": "auto",
 }
+KV_DTYPES = DTYPES | {"int8": "int8"}
 POLICIES = ("fcfs", "lpm", "priority")
 REFUSED = {
     "quantization": "weights are served in bf16, fp16 or fp32",
@@ -32,12 +33,28 @@ REFUSED = {
     "disable-radix-cache": "prefix reuse is always on; send different `cache_salt` values to keep requests apart",
     "dp-size": "start more workers with pando up --profile unified --decode-workers N",
     "pp-size": "pipeline parallelism is not there",
-    "enable-hierarchical-cache": "the host memory tier is not there yet",
+    "hicache-io-backend": "host memory is copied in one way only",
+    "hicache-mem-layout": "blocks have one layout in every tier",
+    "hicache-storage-backend-extra-config": "each setting has a flag of its own, such as --hicache-storage-dir",
 }
+CACHE_SWITCH = "enable-hierarchical-cache"
+CACHE_FLAGS = (
+    "hicache-ratio",
+    "hicache-size",
+    "hicache-write-policy",
+    "hicache-eviction-policy",
+    "hicache-load-back-min-tokens",
+    "hicache-storage-backend",
+    "hicache-storage-dir",
+    "hicache-storage-size",
+    "hicache-storage-prefetch-policy",
+    "radix-eviction-policy",
+)
+"""Flags of the KV tiers: the worker has the same and checks their values."""
 REFUSED_PREFIXES = {
     "speculative-": "speculative decoding is not there",
     "lora-": "LoRA adapters are not there",
-    "hicache-": "the host memory tier is not there yet",
+    "hicache-": "the tiers do not know it, see python -m services.decode --help",
     "disaggregation-": "pando up --profile pd starts prefill and decode workers",
     "nnodes": "several machines: start the services themselves, see deploy/",
 }
@@ -75,8 +92,8 @@ def worker_flags(flags: LaunchFlags) -> tuple[str, ...]:
     if flags.schedule_policy is not None and flags.schedule_policy not in POLICIES:
         raise _refused("--schedule-policy", flags.schedule_policy, f"one of {', '.join(POLICIES)}")
     values = {
-        "--dtype": _dtype("--dtype", flags.dtype),
-        "--kv-cache-dtype": _dtype("--kv-cache-dtype", flags.kv_cache_dtype),
+        "--dtype": _dtype("--dtype", flags.dtype, DTYPES),
+        "--kv-cache-dtype": _dtype("--kv-cache-dtype", flags.kv_cache_dtype, KV_DTYPES),
         "--mem-fraction-static": flags.mem_fraction_static,
         "--max-total-tokens": flags.max_total_tokens,
         "--max-num-seqs": flags.max_num_seqs,
@@ -89,6 +106,30 @@ def worker_flags(flags: LaunchFlags) -> tuple[str, ...]:
     }
     # One argument each: a value such as -1 would be read as a flag.
     return tuple(f"{name}={value}" for name, value in values.items() if value is not None)
+
+
+def take_cache_flags(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """The worker's flags of the KV tiers among the arguments, one argument each, and all other arguments.
+
+    Raises:
+        CliError: one that needs a value has none.
+    """
+    flags: list[str] = []
+    rest: list[str] = []
+    left = list(arguments)
+    while left:
+        argument = left.pop(0)
+        name, separator, value = argument.removeprefix("--").partition("=")
+        if not argument.startswith("--") or name not in (CACHE_SWITCH, *CACHE_FLAGS):
+            rest.append(argument)
+        elif separator or name == CACHE_SWITCH:
+            flags.append(argument)
+        elif not left or left[0].startswith("--"):
+            raise CliError(f"--{name} needs a value", code=BAD_INPUT)
+        else:
+            value = left.pop(0)
+            flags.append(f"--{name}={value}")
+    return tuple(flags), rest
 
 
 def refuse_unknown(arguments: Sequence[str]) -> None:
@@ -104,10 +145,10 @@ def refuse_unknown(arguments: Sequence[str]) -> None:
         raise CliError(f"unexpected argument {arguments[0]!r}", fix="see pando launch --help", code=BAD_INPUT)
 
 
-def _dtype(flag: str, value: str | None) -> str | None:
-    if value is None or value in DTYPES:
-        return DTYPES[value] if value else None
-    raise _refused(flag, value, f"one of {', '.join(DTYPES)}")
+def _dtype(flag: str, value: str | None, known: Mapping[str, str]) -> str | None:
+    if value is None or value in known:
+        return known[value] if value else None
+    raise _refused(flag, value, f"one of {', '.join(known)}")
 
 
 def _refused(flag: str, value: str, reason: str) -> CliError:
@@ -125,7 +166,7 @@ def launch_command(
     tp_size: Annotated[int, typer.Option("--tp-size", "--tp", "--tensor-parallel-size", help="only 1")] = 1,
     device: Annotated[str | None, typer.Option(help="auto or cpu")] = None,
     dtype: Annotated[str | None, typer.Option(help="compute dtype: auto, bfloat16, float16, float32")] = None,
-    kv_cache_dtype: Annotated[str | None, typer.Option(help="dtype of cached KV: auto, bf16, fp16, fp32")] = None,
+    kv_cache_dtype: Annotated[str | None, typer.Option(help="dtype of cached KV: auto, bf16, fp16, fp32, int8")] = None,
     mem_fraction_static: Annotated[float | None, typer.Option(help="share of free memory for the KV pool")] = None,
     max_total_tokens: Annotated[int | None, typer.Option(help="most tokens in the KV pool")] = None,
     max_num_seqs: Annotated[
@@ -148,7 +189,8 @@ def launch_command(
 
     from pando.cli.up import UpRequest, up
 
-    refuse_unknown(context.args)
+    cache_flags, rest = take_cache_flags(context.args)
+    refuse_unknown(rest)
     flags = LaunchFlags(
         tp_size=tp_size,
         device=device,
@@ -171,7 +213,7 @@ def launch_command(
         host=host,
         port=port,
         router_port=router_port,
-        worker_flags=worker_flags(flags),
+        worker_flags=(*worker_flags(flags), *cache_flags),
         router_flags=("--served-model-name", served_model_name) if served_model_name else (),
         settings=(("log", "level", log_level),),
     )

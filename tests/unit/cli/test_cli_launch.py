@@ -62,6 +62,18 @@ def worker_settings(request: UpRequest) -> Any:
         (["--context-length", "1000"], "context_length", 1000),
         (["--attention-backend", "torch_ref"], "attention_backend", "torch_ref"),
         (["--page-size", "32"], "block_size", 32),
+        (["--kv-cache-dtype", "int8"], "kv_cache_dtype", "int8"),
+        (["--enable-hierarchical-cache"], "enable_hierarchical_cache", True),
+        (["--hicache-ratio", "3"], "hicache_ratio", 3.0),
+        (["--hicache-size=2.5"], "hicache_size", 2.5),
+        (["--hicache-write-policy", "write_back"], "hicache_write_policy", "write_back"),
+        (["--hicache-eviction-policy", "slru"], "hicache_eviction_policy", "slru"),
+        (["--hicache-load-back-min-tokens", "64"], "hicache_load_back_min_tokens", 64),
+        (["--hicache-storage-backend", "file"], "hicache_storage_backend", "file"),
+        (["--hicache-storage-dir", "/tmp/kv"], "hicache_storage_dir", Path("/tmp/kv")),
+        (["--hicache-storage-size", "1"], "hicache_storage_size", 1.0),
+        (["--hicache-storage-prefetch-policy", "best_effort"], "hicache_storage_prefetch_policy", "best_effort"),
+        (["--radix-eviction-policy", "lfu"], "radix_eviction_policy", "lfu"),
     ],
 )
 def test_worker_flags_reach_the_worker(requests: list[UpRequest], flags: list[str], field: str, value: object):
@@ -115,6 +127,12 @@ def test_flags_that_are_not_there_are_refused(requests: list[UpRequest], name: s
     with pytest.raises(CliError, match=f"--{name} is not supported: ") as caught:
         CliRunner().invoke(main.app, [*BASE, f"--{name}", "1"], catch_exceptions=False)
     assert caught.value.code == BAD_INPUT
+    assert requests == []
+
+
+def test_a_cache_flag_without_its_value_is_refused(requests: list[UpRequest]):
+    with pytest.raises(CliError, match="--hicache-ratio needs a value"):
+        CliRunner().invoke(main.app, [*BASE, "--hicache-ratio", "--hicache-size", "1"], catch_exceptions=False)
     assert requests == []
 
 
