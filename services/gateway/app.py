@@ -33,6 +33,7 @@ from services.gateway.openapi import Door
 from services.gateway.response_store import ResponseStore
 from services.gateway.responses_doors import DEFAULT_PAGE, MAX_PAGE, ResponsesDoors
 from services.gateway.responses_types import InputFields, ResponsesRequest
+from services.gateway.rewrites import Rewriter
 
 
 @dataclass(slots=True)
@@ -63,7 +64,8 @@ def build(
     metrics = GatewayMetrics(registry)
     running = Running(config.max_running_requests, metrics)
     health = Health(client, metrics)
-    doors = Doors(config, limits or LimitsConfig(), client, running, metrics, clock, UnknownFields())
+    rewriter = Rewriter(config.rewrites)
+    doors = Doors(config, limits or LimitsConfig(), client, running, metrics, clock, UnknownFields(), rewriter)
     store = ResponseStore(config.max_stored_responses, config.max_stored_bytes)
     table = [*_probes(health), *_doors(doors), *_responses(ResponsesDoors(doors, store))]
     app = Starlette(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from common.base.limits import LimitsConfig
 from pando.v1.inference_pb2 import GenerateRequest
 from services.gateway.answer_format import chat_answer
 from services.gateway.chat_writer import ChatWriter
 from services.gateway.generation import Generation, Head
-from services.gateway.openai_types import ChatRequest
+from services.gateway.openai_types import ChatMessage, ChatRequest
 from services.gateway.prompts import chat_prompt
 from services.gateway.sampling import to_sampling
 from services.gateway.schemas import Schema
@@ -15,14 +18,31 @@ from services.gateway.tools import ToolUse, read_tools
 from services.gateway.transcript import Transcript
 
 
-def to_generation(body: ChatRequest, head: Head, limits: LimitsConfig) -> Generation:
-    """What to run for a checked body. Raises InvalidRequest: content that is not text, bad tools, bad schemas."""
+def to_generation(
+    body: ChatRequest,
+    messages: Sequence[ChatMessage],
+    head: Head,
+    limits: LimitsConfig,
+    notes: Mapping[str, Any] | None = None,
+) -> Generation:
+    """What to run for a checked body.
+
+    Args:
+        body: the request.
+        messages: its conversation, as the model shall see it.
+        head: of the answer.
+        limits: bounds on tools and schemas.
+        notes: to tell with the usage.
+
+    Raises:
+        InvalidRequest: content that is not text, bad tools, bad schemas.
+    """
     tools, choice, parallel = body.tool_fields()
     use = read_tools(tools, choice, parallel=parallel, limits=limits)
     answer = chat_answer(body.response_format, limits)
-    transcript = Transcript(1, body.num_choices, keep=not body.stream)
+    transcript = Transcript(1, body.num_choices, keep=not body.stream, notes=notes)
     return Generation(
-        requests=[_request(body, head, use, answer)],
+        requests=[_request(body, messages, head, use, answer)],
         transcript=transcript,
         writer=ChatWriter(body, head, transcript, use.syntax(answer)),
         stream=bool(body.stream),
@@ -40,7 +60,9 @@ def _names(body: ChatRequest, use: ToolUse) -> dict[str, str]:
     return names
 
 
-def _request(body: ChatRequest, head: Head, use: ToolUse, answer: Schema | None) -> GenerateRequest:
+def _request(
+    body: ChatRequest, messages: Sequence[ChatMessage], head: Head, use: ToolUse, answer: Schema | None
+) -> GenerateRequest:
     newer = body.max_completion_tokens
     sampling = to_sampling(
         body,
@@ -57,7 +79,7 @@ def _request(body: ChatRequest, head: Head, use: ToolUse, answer: Schema | None)
         request_id=head.request_id,
         model=body.model or "",
         chat=chat_prompt(
-            body.messages,
+            messages,
             continue_final_message=bool(body.continue_final_message),
             template_kwargs=body.chat_template_kwargs,
             tools=use.definitions,

@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from common.base.config import Section, Settings
 from common.base.limits import LimitsConfig
+from services.gateway.rewrite_pattern import compile_pattern
+
+
+class RewriteRule(Section):
+    """One rule of prompt normalisation; see `rewrite_pattern` for the language of patterns."""
+
+    name: str = Field(pattern="^[a-z0-9_-]{1,32}$", description="name in headers, answers and metrics")
+    pattern: str = Field(min_length=1, description="what the first user message must begin with")
+    text: str = Field("", max_length=512, description="what takes its place")
+    ignore_case: bool = Field(True, description="upper and lower case are the same")
+
+    @field_validator("pattern")
+    @classmethod
+    def _check_pattern(cls, pattern: str) -> str:
+        compile_pattern(pattern)
+        return pattern
 
 
 class GatewayConfig(Section):
@@ -32,6 +48,9 @@ class GatewayConfig(Section):
     )
     max_stored_bytes: int = Field(
         64 * 2**20, ge=0, description="bytes of these responses, each with its conversation; 0: none are kept"
+    )
+    rewrites: tuple[RewriteRule, ...] = Field(
+        (), max_length=32, description="rules that rewrite the start of the first user message; none: prompts stay"
     )
     probe_s: float = Field(1.0, gt=0, description="seconds the router has to answer a readiness probe")
 

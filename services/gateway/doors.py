@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,10 +25,12 @@ from services.gateway.generation import Generation, Head, check_choices
 from services.gateway.logprobs import token_string
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.native_types import GenerateBody
-from services.gateway.openai_types import ChatRequest, CompletionRequest, DetokenizeBody, TokenizeBody
+from services.gateway.openai_types import ChatMessage, ChatRequest, CompletionRequest, DetokenizeBody, TokenizeBody
 from services.gateway.prompts import chat_prompt, split
+from services.gateway.rewrites import Rewriter
 
 B = TypeVar("B", bound=Body)
+REWRITES_HEADER = "x-pando-rewrites"
 
 
 @dataclass(slots=True)
@@ -41,13 +44,16 @@ class Doors:
     metrics: GatewayMetrics
     clock: Clock
     unknown: UnknownFields
+    rewriter: Rewriter
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
         body = await self.read(request, ChatRequest)
         body.check()
         check_choices(1, body.num_choices, self.limits.max_choices)
-        return self.exchange(chat.to_generation(body, await self.head(request, body.model), self.limits))
+        messages, notes = self.rewritten(request, body.messages)
+        head = await self.head(request, body.model)
+        return self.exchange(chat.to_generation(body, messages, head, self.limits, notes))
 
     async def completions(self, request: Request) -> Response:
         """Continue one or more prompts."""
@@ -108,6 +114,18 @@ class Doors:
         """What an answer repeats; a model that is not named is the served one."""
         name = model or (await self.client.get_model()).name
         return Head(context_of(request.scope).request_id, name, int(time.time()))
+
+    def rewritten(
+        self, request: Request, messages: Sequence[ChatMessage]
+    ) -> tuple[Sequence[ChatMessage], dict[str, Any]]:
+        """A conversation by the rules of prompt normalisation, and what to tell of it with the usage."""
+        messages, rewrites = self.rewriter.apply(messages)
+        if not rewrites:
+            return messages, {}
+        for rewrite in rewrites:
+            self.metrics.rewrites.labels(rewrite.rule).inc()
+        context_of(request.scope).headers[REWRITES_HEADER] = ",".join(rewrite.rule for rewrite in rewrites)
+        return messages, {"rewrites": [asdict(rewrite) for rewrite in rewrites]}
 
     def exchange(self, generation: Generation) -> Exchange:
         """The response that runs it."""

@@ -38,6 +38,13 @@ class GatewayMetrics:
             registry=registry,
         )
 
+        self.rewrites = Counter(
+            "pando_gateway_rewrites_total",
+            "first user messages that a rule of prompt normalisation rewrote",
+            ["rule"],
+            registry=registry,
+        )
+
     def count(self, route: str, outcome: Outcome) -> None:
         """One HTTP request is over."""
         self.requests.labels(route, outcome.value).inc()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.base.errors import InvalidRequest
@@ -29,12 +29,30 @@ _NAMES = {
 
 
 def to_generation(
-    body: ResponsesRequest, messages: Sequence[ChatMessage], head: Head, limits: LimitsConfig, save: Save
+    body: ResponsesRequest,
+    messages: Sequence[ChatMessage],
+    head: Head,
+    limits: LimitsConfig,
+    *,
+    save: Save,
+    notes: Mapping[str, Any] | None = None,
 ) -> Generation:
-    """What to run for a checked body; `messages` is the whole conversation. Raises InvalidRequest."""
+    """What to run for a checked body.
+
+    Args:
+        body: the request.
+        messages: the whole conversation, as the model shall see it.
+        head: of the answer.
+        limits: bounds on tools and schemas.
+        save: gets the final document.
+        notes: to tell with the usage.
+
+    Raises:
+        InvalidRequest: bad tools or schemas.
+    """
     use = tool_use(body, limits)
     answer = responses_answer(body.text.format if body.text else None, limits)
-    transcript = Transcript(1, 1, keep=not body.stream)
+    transcript = Transcript(1, 1, keep=not body.stream, notes=notes)
     request = GenerateRequest(
         request_id=head.request_id,
         model=body.model or "",

@@ -40,8 +40,9 @@ class ResponsesDoors:
             if body.store is not False:
                 self._store.put(stored(document, items, before))
 
-        messages = _messages(body, before, items)
-        return self._doors.exchange(responses.to_generation(body, messages, head, self._doors.limits, save))
+        messages, notes = self._doors.rewritten(request, _messages(body, before, items))
+        limits = self._doors.limits
+        return self._doors.exchange(responses.to_generation(body, messages, head, limits, save=save, notes=notes))
 
     async def count(self, request: Request) -> Response:
         """Input tokens that a response would have."""
@@ -50,7 +51,8 @@ class ResponsesDoors:
         head = await self._doors.head(request, body.model)
         before, items = self._conversation(body, head.request_id)
         use = responses.tool_use(body, self._doors.limits)
-        chat = responses.prompt_of(body, _messages(body, before, items), use)
+        messages, _ = self._doors.rewritten(request, _messages(body, before, items))
+        chat = responses.prompt_of(body, messages, use)
         answer = await self._doors.client.tokenize(TokenizeRequest(model=body.model or "", chat=chat))
         return JsonResponse({"object": "response.input_tokens", "input_tokens": len(answer.token_ids)})
 

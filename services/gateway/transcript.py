@@ -7,8 +7,9 @@ its status says.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from common.base.errors import Cancelled, Internal, Leg, PeerLost
 from pando.v1 import types_pb2
@@ -68,10 +69,12 @@ class Transcript:
         num_prompts: prompts.
         n: choices per prompt.
         keep: store frames, for an answer in one piece.
+        notes: what the answer tells beside the usage, under `pando`.
     """
 
-    def __init__(self, num_prompts: int, n: int, *, keep: bool) -> None:
+    def __init__(self, num_prompts: int, n: int, *, keep: bool, notes: Mapping[str, Any] | None = None) -> None:
         self.n = n
+        self.notes = notes or {}
         self.slots = [Slot(index) for index in range(num_prompts * n)]
         self._keep = keep
 

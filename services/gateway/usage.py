@@ -40,6 +40,7 @@ def final_usage(transcript: Transcript) -> dict[str, Any]:
                 "peer": sum(entry.peer for entry in cached),
             },
             **_detail(usages),
+            **transcript.notes,
         },
     }
 

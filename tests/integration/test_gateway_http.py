@@ -323,3 +323,24 @@ def test_drain_lets_a_stream_finish() -> None:
         assert rest[-2] == "data: [DONE]" and '"finish_reason":"length"' in rest[-4]
     with pytest.raises(httpx.ConnectError):
         target.get("/health")
+
+
+def test_rewritten_prompts_say_so() -> None:
+    rules = [{"name": "greeting", "pattern": "hi[ ,!]+"}]
+    with GatewayThread(rewrites=rules) as gateway:
+        target = Target(gateway.url, MODEL)
+        greeted = {**HELLO, "messages": [{"role": "user", "content": "Hi, hello"}], "temperature": 0}
+        responses = [target.post(CHAT, body) for body in ({**HELLO, "temperature": 0}, greeted)]
+        plain, rewritten = (response.json() for response in responses)
+        assert plain["choices"][0]["message"] == rewritten["choices"][0]["message"]
+        assert [response.headers.get("x-pando-rewrites") for response in responses] == [None, "greeting"]
+        assert "rewrites" not in plain["usage"]["pando"]
+        said = [{"rule": "greeting", "removed": "Hi, ", "inserted": ""}]
+        assert rewritten["usage"]["pando"]["rewrites"] == said
+        streamed = target.stream(CHAT, {**greeted, "stream_options": {"include_usage": True}})
+        assert streamed[-1]["usage"]["pando"]["rewrites"] == said
+        answer = target.ok("/v1/responses", {"input": "hi! hello", "temperature": 0, "max_output_tokens": 8})
+        assert answer["usage"]["pando"]["rewrites"][0]["removed"] == "hi! "
+        stored = target.get(f"/v1/responses/{answer['id']}/input_items").json()["data"]
+        assert stored[0]["content"][0]["text"] == "hi! hello", "what the client sent"
+        assert 'pando_gateway_rewrites_total{rule="greeting"} 3.0' in target.get("/metrics").text

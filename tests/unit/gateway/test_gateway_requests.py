@@ -26,7 +26,7 @@ LIMITS = LimitsConfig()
 def chat_generation(**fields: Any) -> Generation:
     body = parse(ChatRequest, orjson.dumps({"messages": [{"role": "user", "content": "hi"}], **fields}))
     body.check()
-    return chat.to_generation(body, HEAD, LIMITS)
+    return chat.to_generation(body, body.messages, HEAD, LIMITS)
 
 
 def chat_request(**fields: Any) -> GenerateRequest:
