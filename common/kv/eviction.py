@@ -13,8 +13,8 @@ Ties go to the least recently used, then to the older leaf. A use is one `use` o
 recency only. The statistics are kept whatever the policy is, so that it can change at any time.
 
 Halving by turnover is forward decay (Cormode et al., "Forward decay", ICDE 2009; the idea of one scale from LFU to LRU
-is LRFU, Lee et al., IEEE Trans. Computers 50(12), 2001): ``age + log2(uses)`` orders entries counted at different ages
-and never has to be computed anew while an entry lies still. SLRU: Karedla, Love and Wherry, IEEE Computer 27(3), 1994.
+is LRFU, Lee et al., IEEE Trans. Computers 50(12), 2001): ``uses * 2**age`` orders counts noted at different ages and
+never has to be computed anew while an entry lies still. SLRU: Karedla, Love and Wherry, IEEE Computer 27(3), 1994.
 
 Invariants: recency is a logical counter, so the same calls give the same order; every protected leaf is in the
 protected queue. Knows nothing about trees, hashes or who holds a block: whether a leaf may go is its owner's business.
@@ -74,7 +74,8 @@ def _by_recency(leaf: Ranked) -> Key:
 
 
 def _by_frequency(leaf: Ranked) -> Key:
-    return leaf.age + math.log2(leaf.uses), leaf.used
+    fraction, exponent = math.frexp(leaf.uses)
+    return leaf.age + exponent, fraction, leaf.used  # in the order of uses * 2**age, without the large number
 
 
 def _by_segment(leaf: Ranked) -> Key:

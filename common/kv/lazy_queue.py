@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
-Key: TypeAlias = float | tuple[float, float]
+Key: TypeAlias = float | tuple[float, ...]
 """The smallest goes first. One queue compares keys of one shape."""
 
 
