@@ -105,6 +105,11 @@ class BlockCache:
         """Return the leading blocks of the path that are here; changes nothing, promises nothing."""
         return self._index.blocks_of(hashes)
 
+    def use(self, hashes: Sequence[bytes], *, priority: int = 0) -> None:
+        """Count a use of the leading blocks of the path that are here, as `acquire` does, without holding them."""
+        self._assert_steady()
+        self._index.use(hashes, priority)
+
     def acquire(self, hashes: Sequence[bytes], *, touch: bool = True, priority: int = 0) -> list[int]:
         """Hold and return the leading blocks of the path that are here; release them later.
 

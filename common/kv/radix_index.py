@@ -92,13 +92,12 @@ class RadixIndex:
         return [self._block_of[h] for h in hashes[: self.match(hashes)]]
 
     def use(self, hashes: Sequence[bytes], priority: int = 0) -> list[int]:
-        """Return the blocks of the matching head of `hashes` and count a use of that path.
-
-        The caller holds them before anything else happens here.
-        """
+        """Return the blocks of the matching head of `hashes` and count a use of that path."""
         blocks = self.blocks_of(hashes)
         if blocks:
-            self._order.use(self._node_ending_at(blocks[-1]).ancestry(), priority)
+            tip = self._node_ending_at(blocks[-1])
+            self._order.use(tip.ancestry(), priority)
+            self._queue(tip)
         return blocks
 
     def demote(self, hashes: Sequence[bytes]) -> None:

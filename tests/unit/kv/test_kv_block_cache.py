@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import pytest
 
 from common.kv.block_cache import BlockCache
@@ -152,3 +154,76 @@ def test_inserting_an_unheld_block_is_a_bug() -> None:
         cache.insert(path(1), [0])
     with pytest.raises(AssertionError, match="2 hashes for 1 blocks"):
         cache.insert(path(1, 2), [0])
+
+
+class Witness:
+    """What `on_evict` is told, and what is true then."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.calls: list[tuple[list[bytes], list[int], int]] = []
+        self.during: Callable[[], object] = lambda: None
+        self.cache = BlockCache(num_blocks, on_evict=self.note)
+
+    def note(self, hashes: Sequence[bytes], blocks: Sequence[int], num_going: int) -> None:
+        assert self.cache.blocks_of(hashes) == blocks, "still indexed"
+        assert self.cache.num_free < self.cache.num_blocks - self.cache.num_held, "still not free"
+        self.calls.append((list(hashes), list(blocks), num_going))
+        self.during()
+
+
+def test_an_eviction_is_told_with_its_whole_path_before_it_happens() -> None:
+    witness = Witness(6)
+    old = fill(witness.cache, 1, 2, 3)
+    new = fill(witness.cache, 1, 2, 5, 6)
+    generations = [witness.cache.generation(block) for block in range(6)]
+    taken = witness.cache.allocate(3)
+    assert taken is not None
+    assert witness.calls == [(path(1, 2, 3), old, 1), (path(1, 2, 5, 6), new, 1)]
+    assert witness.cache.generation(old[2]) == generations[old[2]] + 1
+    more = witness.cache.allocate(3)
+    assert more is not None
+    assert witness.calls[2:] == [(path(1, 2, 5), new[:3], 1), (path(1, 2), new[:2], 2)]
+    assert witness.cache.num_evictions == 5
+
+
+def test_only_what_nobody_holds_is_told_to_go() -> None:
+    witness = Witness(4)
+    blocks = fill(witness.cache, 1, 2, 3, 4)
+    witness.cache.hold(blocks[:2])
+    assert witness.cache.allocate(3) is None and witness.calls == []
+    witness.cache.allocate(2)
+    assert witness.calls == [(path(1, 2, 3, 4), blocks, 2)]
+
+
+def test_flush_and_forget_tell_nobody() -> None:
+    witness = Witness(4)
+    fill(witness.cache, 1, 2)
+    witness.cache.forget(path(1, 2)[1])
+    witness.cache.flush()
+    assert witness.calls == [] and counts(witness.cache) == (4, 0, 0)
+
+
+def test_a_cache_that_evicts_must_not_be_changed() -> None:
+    witness = Witness(2)
+    fill(witness.cache, 1, 2)
+    cache = witness.cache
+    changes: list[Callable[[], object]] = [
+        lambda: cache.acquire(path(1)),
+        lambda: cache.use(path(1)),
+        lambda: cache.allocate(1),
+        lambda: cache.insert(path(1), [0]),
+        lambda: cache.hold([0]),
+        lambda: cache.release([0]),
+        lambda: cache.demote(path(1)),
+        lambda: cache.set_eviction(cache.eviction),
+        lambda: cache.forget(path(1)[0]),
+        cache.flush,
+    ]
+    for change in changes:
+        witness.during = change
+        with pytest.raises(AssertionError, match="must not change"):
+            cache.allocate(1)
+        assert counts(cache) == (0, 2, 0)
+    witness.during = lambda: None
+    assert cache.allocate(1) is not None, "and it goes on afterwards"
+    assert len(witness.calls) == len(changes) + 1

@@ -44,6 +44,22 @@ def test_an_overflow_is_told_as_the_current_state() -> None:
     assert log.take() == [BlockEvent(EventKind.REMOVED, b"b")]
 
 
+def test_every_event_names_the_tier_of_its_log() -> None:
+    log = EventLog(lambda: STATE, 2, tier=2)
+    log.stored(b"x", b"")
+    log.removed(b"x")
+    assert [event.tier for event in log.take()] == [2, 2]
+    for name in (b"p", b"q", b"r"):
+        log.stored(name, b"")
+    assert [(event.kind, event.tier) for event in log.take()] == [
+        (EventKind.CLEARED, 2),
+        (EventKind.STORED, 2),
+        (EventKind.STORED, 2),
+    ]
+    log.cleared()
+    assert log.take() == [BlockEvent(EventKind.CLEARED, tier=2)]
+
+
 def test_cleared_heals_an_overflow() -> None:
     log = make_log(limit=1)
     log.stored(b"p", b"")

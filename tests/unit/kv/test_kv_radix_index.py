@@ -184,6 +184,13 @@ def test_blocks_above_a_branch_count_as_shared() -> None:
         assert rig.index.count_shared() == shared
 
 
+def test_a_run_without_a_branch_of_its_own_is_shared_if_one_lies_below_it() -> None:
+    rig = Rig()
+    for text in ("abcd", "ab", "abcde", "abcdf"):
+        rig.add(text)
+    assert rig.index.count_shared() == 4
+
+
 def test_events_name_the_parent() -> None:
     rig = Rig()
     rig.add("ab")
