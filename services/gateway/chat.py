@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from common.base.errors import InvalidRequest
 from common.base.limits import LimitsConfig
 from pando.v1.inference_pb2 import GenerateRequest
 from services.gateway.answer_format import chat_answer
 from services.gateway.chat_writer import ChatWriter
 from services.gateway.generation import Generation, Head
+from services.gateway.grammar_fields import grammar_names
 from services.gateway.openai_types import ChatMessage, ChatRequest
 from services.gateway.prompts import chat_prompt
 from services.gateway.sampling import to_sampling
@@ -52,7 +54,7 @@ def to_generation(
 
 
 def _names(body: ChatRequest, use: ToolUse) -> dict[str, str]:
-    names = {"prompt": "messages", "logprobs": "top_logprobs"}
+    names = {"prompt": "messages", "logprobs": "top_logprobs", **grammar_names(body)}
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     if use.callable and body.response_format is None:
@@ -72,6 +74,9 @@ def _request(
     if body.prompt_logprobs is not None:
         sampling.prompt_logprobs = body.prompt_logprobs
     if grammar := use.grammar(answer):
+        if constraint := grammar_names(body):
+            (field,) = constraint.values()
+            raise InvalidRequest(f"{field}: not together with response_format or tools", param=field)
         sampling.grammar.CopyFrom(grammar)
     if use.stop:
         sampling.stop.append(use.stop)

@@ -10,6 +10,7 @@ from pando.v1.inference_pb2 import GenerateRequest, GenerateResponse, TokenizeRe
 from services.gateway.client import RouterClient
 from services.gateway.errors import error_body
 from services.gateway.generation import Generation, Head, request_ids
+from services.gateway.grammar_fields import grammar_names
 from services.gateway.logprobs import CompletionLogprobs, joined, prompt_logprobs
 from services.gateway.openai_types import CompletionRequest
 from services.gateway.prompts import Prompt, put
@@ -57,7 +58,7 @@ def to_generation(body: CompletionRequest, prompts: list[Prompt], echoes: list[E
         writer=CompletionWriter(body, head, transcript, echoes),
         stream=bool(body.stream),
         timeout_s=body.timeout_s,
-        names={"prompt_logprobs": "logprobs"} if body.prompt_logprobs is None else {},
+        names={"prompt_logprobs": "logprobs", **grammar_names(body)} if body.prompt_logprobs is None else {},
     )
 
 

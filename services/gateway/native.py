@@ -14,6 +14,7 @@ from pando.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from pando.v1.types_pb2 import SamplingParams, TokenLogprob
 from services.gateway.errors import error_body
 from services.gateway.generation import Generation, request_ids
+from services.gateway.grammar_fields import constrain, grammar_names
 from services.gateway.logprobs import finite, token_string
 from services.gateway.native_types import GenerateBody
 from services.gateway.prompts import Prompt, put
@@ -53,6 +54,7 @@ def to_generation(
 ) -> Generation:
     """What to run for a checked body. `started_s` is when the request came, by `clock`."""
     transcript = Transcript(len(prompts), body.num_choices, keep=True)
+    constraint = {ours: f"sampling_params.{name}" for ours, name in grammar_names(body.sampling).items()}
     ids = request_ids(body.rid or request_id, len(prompts))
     return Generation(
         requests=[_request(body, prompt, call_id) for prompt, call_id in zip(prompts, ids, strict=True)],
@@ -60,7 +62,7 @@ def to_generation(
         writer=NativeWriter(body, ids, transcript, clock, started_s),
         stream=bool(body.stream),
         timeout_s=body.timeout_s,
-        names={**_PARAM_NAMES, "prompt": "text" if body.text is not None else "input_ids"},
+        names={**_PARAM_NAMES, "prompt": "text" if body.text is not None else "input_ids", **constraint},
     )
 
 
@@ -99,6 +101,7 @@ def _sampling(body: GenerateBody) -> SamplingParams:
         sampling.logprobs = body.top_logprobs_num or 0
         if body.logprob_start_len is not None and body.logprob_start_len >= 0:
             sampling.prompt_logprobs = body.top_logprobs_num or 0
+    constrain(sampling, fields)
     return sampling
 
 

@@ -8,13 +8,14 @@ from pydantic import Field
 
 from common.base.errors import InvalidRequest
 from services.gateway.body import Body
-from services.gateway.openai_types import I32, U32, Seed, TopK, refuse_grammar
+from services.gateway.grammar_fields import GrammarFields
+from services.gateway.openai_types import I32, U32, Seed, TopK
 from services.gateway.prompts import Prompt, split
 
 _OTHER_MEDIA = ("image_data", "video_data", "audio_data", "input_embeds")
 
 
-class NativeSampling(Body):
+class NativeSampling(GrammarFields):
     """`sampling_params`."""
 
     max_new_tokens: U32 | None = None
@@ -80,7 +81,6 @@ class GenerateBody(Body):
                 raise InvalidRequest(f"{name}: only text and token ids are supported", param=name)
         if extra.get("lora_path") is not None:
             raise InvalidRequest("lora_path: adapters are not supported", param="lora_path")
-        refuse_grammar(self.sampling.model_extra or {})
 
     def prompts(self, limit: int) -> list[Prompt]:
         """The prompts, from whichever field has them. Raises InvalidRequest."""

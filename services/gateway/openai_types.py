@@ -9,27 +9,15 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from common.base.errors import InvalidRequest, Unsupported
+from common.base.errors import InvalidRequest
 from services.gateway.body import Body
+from services.gateway.grammar_fields import GrammarFields
 
 U32_MAX = 2**32 - 1
 U32 = Annotated[int, Field(ge=0, le=U32_MAX)]
 I32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 Seed = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
 TopK = Annotated[int, Field(ge=-1, le=U32_MAX)]
-
-_GRAMMAR_FIELDS = (
-    "regex",
-    "ebnf",
-    "json_schema",
-    "structural_tag",
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-)
-"""Extensions of other servers that constrain the output: refused, because ignoring them would be a wrong answer."""
 
 
 class StreamOptions(Body):
@@ -39,7 +27,7 @@ class StreamOptions(Body):
     continuous_usage_stats: bool | None = None
 
 
-class CommonFields(Body):
+class CommonFields(GrammarFields):
     """What chat, completions and responses have in common."""
 
     model: str | None = None
@@ -111,7 +99,6 @@ class SamplingFields(CommonFields):
             raise InvalidRequest("stream_options: only allowed when stream is true", param="stream_options")
         if self.prompt_logprobs is not None and self.stream:
             raise InvalidRequest("prompt_logprobs: only when stream is false", param="prompt_logprobs")
-        refuse_grammar(self.model_extra or {})
 
 
 class ChatMessage(Body):
@@ -203,10 +190,13 @@ class CompletionRequest(SamplingFields):
     logprobs: U32 | None = None
     best_of: int | None = None
     suffix: str | None = None
+    response_format: Any = None
 
     def check(self) -> None:
         """As `SamplingFields.check`, and what this build lacks."""
         super().check()
+        if self.response_format not in (None, {"type": "text"}):
+            raise InvalidRequest("response_format: not here; use json_schema", param="response_format")
         if self.suffix:
             raise InvalidRequest("suffix: this model cannot fill in the middle", param="suffix")
         if self.best_of is not None and self.best_of != self.num_choices:
@@ -231,10 +221,3 @@ class DetokenizeBody(Body):
     model: str | None = None
     tokens: list[U32]
     skip_special_tokens: bool | None = None
-
-
-def refuse_grammar(extra: dict[str, Any]) -> None:
-    """Refuse constraints on the output that would otherwise be ignored. Raises Unsupported."""
-    for name in _GRAMMAR_FIELDS:
-        if extra.get(name) is not None:
-            raise Unsupported(f"{name}: structured output is not supported yet", param=name)

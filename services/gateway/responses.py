@@ -11,6 +11,7 @@ from pando.v1.inference_pb2 import GenerateRequest
 from pando.v1.types_pb2 import ChatPrompt
 from services.gateway.answer_format import responses_answer
 from services.gateway.generation import Generation, Head
+from services.gateway.grammar_fields import grammar_names
 from services.gateway.openai_types import ChatMessage
 from services.gateway.prompts import chat_prompt
 from services.gateway.responses_types import InputFields, ResponsesRequest
@@ -63,6 +64,9 @@ def to_generation(
         session_id=body.session_id or body.prompt_cache_key or "",
     )
     if grammar := use.grammar(answer):
+        if constraint := grammar_names(body):
+            (field,) = constraint.values()
+            raise InvalidRequest(f"{field}: not together with text.format or tools", param=field)
         request.sampling.grammar.CopyFrom(grammar)
     if use.stop:
         request.sampling.stop.append(use.stop)
@@ -72,7 +76,11 @@ def to_generation(
         writer=ResponsesWriter(body, head, transcript, use.syntax(answer), save),
         stream=bool(body.stream),
         timeout_s=body.timeout_s,
-        names={**_NAMES, "response_format": "tools" if use.callable and answer is None else "text.format"},
+        names={
+            **_NAMES,
+            "response_format": "tools" if use.callable and answer is None else "text.format",
+            **grammar_names(body),
+        },
     )
 
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from common.base.errors import InvalidRequest
 from services.gateway.body import Body
-from services.gateway.openai_types import U32, CommonFields, refuse_grammar
+from services.gateway.openai_types import U32, CommonFields
 
 _REFUSED = {
     "conversation": "conversations are not kept; use previous_response_id",
@@ -81,4 +81,3 @@ class ResponsesRequest(InputFields, CommonFields):
             raise InvalidRequest("background: responses run in the foreground only", param="background")
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options: only allowed when stream is true", param="stream_options")
-        refuse_grammar(self.model_extra or {})

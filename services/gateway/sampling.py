@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from common.base.errors import InvalidRequest
 from pando.v1 import types_pb2
+from services.gateway.grammar_fields import constrain
 from services.gateway.openai_types import U32_MAX, CommonFields
 
 _SAME_NAME = (
@@ -28,7 +29,7 @@ def to_sampling(fields: CommonFields, max_tokens: int | None, logprobs: int | No
         logprobs: top alternatives per token; None: no logprobs.
 
     Raises:
-        InvalidRequest: a logit_bias key that is no token id.
+        InvalidRequest: a logit_bias key that is no token id, or more than one constraint.
     """
     sampling = types_pb2.SamplingParams(max_tokens=max_tokens, logprobs=logprobs)
     for name in _SAME_NAME:
@@ -43,6 +44,7 @@ def to_sampling(fields: CommonFields, max_tokens: int | None, logprobs: int | No
         sampling.seed = fields.seed % 2**64
     for token, bias in bias_of(fields.logit_bias, "logit_bias").items():
         sampling.logit_bias[token] = bias
+    constrain(sampling, fields)
     return sampling
 
 

@@ -1,4 +1,4 @@
-"""Grammars that mean harm: each ends as a 400, or as a stream that keeps to it, soon and whatever it does to an engine."""
+"""Grammars that mean harm: each ends soon, as a 400 or as a stream that keeps to it, whatever it does to an engine."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from common.base.errors import InvalidRequest, Unsupported
+from common.base.errors import InvalidRequest
 from common.base.limits import LimitsConfig
 from pando.v1.inference_pb2 import GenerateRequest
 from pando.v1.types_pb2 import SamplingParams
@@ -194,7 +194,7 @@ def test_native_defaults() -> None:
     [
         ({"image_data": "x"}, InvalidRequest, "image_data"),
         ({"lora_path": "x"}, InvalidRequest, "lora_path"),
-        ({"sampling_params": {"regex": "a"}}, Unsupported, "regex"),
+        ({"sampling_params": {"regex": "a", "ebnf": "b"}}, InvalidRequest, "ebnf"),
         ({"input_ids": [1]}, InvalidRequest, "text"),
         ({"text": None}, InvalidRequest, "text"),
     ],
