@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from services.gateway.native_types import GenerateBody, NativeSampling
 from services.gateway.openai_types import ChatRequest, CompletionRequest, DetokenizeBody, TokenizeBody
+from services.gateway.responses_types import InputFields, ResponsesRequest
 from tests.support.fake_inference import MODEL
 from tests.support.gateway_thread import GatewayThread
 
@@ -25,10 +26,21 @@ MESSAGE = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "robot"]) | JSON},
     optional={"content": st.text(max_size=20) | st.lists(PART, max_size=2) | JSON, "tool_calls": JSON, "x": JSON},
 )
+SCHEMA = st.fixed_dictionaries({"type": st.sampled_from(["object", "array"]) | JSON}, optional={"properties": JSON})
+FUNCTION = st.fixed_dictionaries({"name": st.just("f")}, optional={"parameters": SCHEMA | JSON})
+TOOL = st.fixed_dictionaries(
+    {"type": st.just("function")}, optional={"name": st.just("f") | JSON, "function": FUNCTION}
+)
+FORMAT = st.fixed_dictionaries(
+    {"type": st.sampled_from(["json_object", "json_schema"])},
+    optional={"json_schema": st.fixed_dictionaries({}, optional={"schema": SCHEMA | JSON}) | JSON},
+)
 PROMPT = st.text(max_size=20) | st.lists(st.integers(-1, 300), max_size=4) | st.lists(st.text(max_size=4), max_size=3)
 DOORS: dict[str, tuple[Any, dict[str, Any]]] = {
     "/v1/chat/completions": (ChatRequest, {"messages": st.lists(MESSAGE, max_size=3) | JSON}),
     "/v1/completions": (CompletionRequest, {"prompt": PROMPT | JSON}),
+    "/v1/responses": (ResponsesRequest, {"input": st.text(max_size=20) | st.lists(MESSAGE, max_size=3) | JSON}),
+    "/v1/responses/input_tokens": (InputFields, {"input": st.lists(MESSAGE, max_size=3)}),
     "/generate": (GenerateBody, {"text": PROMPT | JSON}),
     "/tokenize": (TokenizeBody, {"prompt": st.text(max_size=20) | JSON}),
     "/detokenize": (DetokenizeBody, {"tokens": st.lists(st.integers(-1, 300), max_size=4) | JSON}),
@@ -37,8 +49,11 @@ DOORS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 def bodies(door: str) -> st.SearchStrategy[dict[str, Any]]:
     model, required = DOORS[door]
-    names = set(model.model_fields) - set(required) - {"max_tokens", "timeout_s"}
+    names = set(model.model_fields) - set(required) - {"max_tokens", "timeout_s", "max_output_tokens"}
     optional = {name: JSON for name in names} | {"model": st.just(MODEL) | JSON, "max_tokens": st.integers(-1, 4)}
+    optional |= {"tools": st.lists(TOOL, max_size=2) | JSON, "response_format": FORMAT | JSON}
+    if door == "/v1/responses":
+        optional["max_output_tokens"] = st.integers(-1, 4)
     if door == "/generate":
         fields = {name: JSON for name in set(NativeSampling.model_fields) - {"max_new_tokens"}}
         optional["sampling_params"] = st.fixed_dictionaries({"max_new_tokens": st.just(3)}, optional=fields)

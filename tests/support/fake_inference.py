@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.base.errors import InvalidRequest, ModelNotFound, PandoError
+from common.base.errors import InvalidRequest, ModelNotFound, Overloaded, PandoError
 from pando.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from tests.support.fake_grammar import sample
 
@@ -64,6 +65,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         self.num_cancelled = 0
         self.num_paused = 0
         self._seen: set[tuple[int, ...]] = set()
+        self._num_refused: Counter[str] = Counter()
         self._changed = threading.Condition()
 
     def wait_for(self, condition: Callable[[], bool], limit_s: float = 5.0) -> bool:
@@ -79,6 +81,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: Any
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         self.requests.append(request)
+        self._fail_first(request.text)
         self.num_active += 1
         self.max_active = max(self.max_active, self.num_active)
         self._tell()
@@ -95,6 +98,13 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         finally:
             self.num_active -= 1
             self._tell()
+
+    def _fail_first(self, text: str) -> None:
+        """A prompt `Fail first: N ...` is refused the first N times."""
+        if text.startswith("Fail first: "):
+            self._num_refused[text] += 1
+            if self._num_refused[text] <= int(text.split()[2]):
+                raise Overloaded("full, as you wished", retry_after_s=0.5)
 
     async def _misbehave(self, number: int, frame: inference_pb2.GenerateResponse) -> None:
         if number == self.knobs.pause_at:
@@ -213,8 +223,10 @@ class _Choice:
         if self._request.return_prompt_token_ids:
             info.token_ids.extend(self._prompt)
         if sampling.HasField("prompt_logprobs"):
+            first = max(sampling.prompt_logprobs_start, 1)
             info.logprobs.extend(
-                _logprob(i, position, sampling.prompt_logprobs) for position, i in enumerate(self._prompt) if position
+                _logprob(self._prompt[position], position, sampling.prompt_logprobs)
+                for position in range(first, len(self._prompt))
             )
         return info
 
