@@ -35,6 +35,7 @@ def sampling_from_pb(message: types_pb2.SamplingParams) -> SamplingParams:
         ignore_eos=message.ignore_eos,
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        prompt_logprobs_start=message.prompt_logprobs_start,
         include_stop_str=message.include_stop_str,
         skip_special_tokens=message.skip_special_tokens if message.HasField("skip_special_tokens") else True,
         grammar=grammar_from_pb(message.grammar),

@@ -27,6 +27,7 @@ class SamplingParams:
         ignore_eos: do not end at the model's end-of-sequence tokens.
         logprobs: number of top alternatives to report per output token, or None for no logprobs (0: only its own).
         prompt_logprobs: the same for prompt tokens.
+        prompt_logprobs_start: position of the first prompt token whose logprob is wanted; 0 and 1: all.
         include_stop_str: keep the stop string in the text.
         skip_special_tokens: leave special tokens out of the text.
         grammar: what form the output must have, or None.
@@ -47,6 +48,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    prompt_logprobs_start: int = 0
     include_stop_str: bool = False
     skip_special_tokens: bool = True
     grammar: GrammarSpec | None = None

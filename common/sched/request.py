@@ -70,7 +70,7 @@ class Request:
         num_landed: of a LANDING request: leading tokens whose KV is here.
         block_table: block ids, in order of the tokens they hold.
         num_cached_tokens: prompt tokens that nobody computed for this request, by the tier they came from.
-        num_prompt_logprobs: how many prompt logprobs have been reported.
+        num_prompt_logprobs: how many prompt logprobs have been reported, or are not wanted and lie before those.
         num_preemptions: how often it lost its blocks.
         first_scheduled_s, first_token_s: None until it happened.
         error: why it failed, for a person.
@@ -119,6 +119,8 @@ class Request:
         self.output_ids = list(self.output_ids)
         self.chain = HashChain(self.root, self.block_size, self.prompt_ids, self.prompt_hashes)
         self.chain.extend(self.output_ids)
+        if self.params.prompt_logprobs is not None:
+            self.num_prompt_logprobs = min(max(self.params.prompt_logprobs_start, 1), len(self.prompt_ids)) - 1
 
     @property
     def num_tokens(self) -> int:

@@ -104,6 +104,7 @@ def sampling_to_pb(params: SamplingParams, seed: int) -> types_pb2.SamplingParam
         ignore_eos=params.ignore_eos,
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
+        prompt_logprobs_start=params.prompt_logprobs_start,
         include_stop_str=params.include_stop_str,
         skip_special_tokens=params.skip_special_tokens,
         seed=seed,

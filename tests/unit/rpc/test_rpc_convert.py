@@ -37,6 +37,7 @@ OTHER = {
     "ignore_eos": True,
     "logprobs": 0,
     "prompt_logprobs": 5,
+    "prompt_logprobs_start": 3,
     "include_stop_str": True,
     "skip_special_tokens": False,
 }

@@ -68,6 +68,15 @@ def test_prompt_positions_without_their_logprobs_are_not_reused() -> None:
     assert make_request("b", (1,), sampling={"prompt_logprobs": 0}).num_missing_prompt_logprobs == 0
 
 
+@pytest.mark.parametrize(("start", "num_missing", "num_reusable"), [(0, 19, 0), (1, 19, 0), (10, 10, 2), (99, 0, 4)])
+def test_prompt_positions_before_the_wanted_logprobs_may_be_reused(
+    start: int, num_missing: int, num_reusable: int
+) -> None:
+    request = make_request("a", range(20), sampling={"prompt_logprobs": 0, "prompt_logprobs_start": start})
+    assert request.num_missing_prompt_logprobs == num_missing
+    assert len(request.reusable_hashes()) == num_reusable
+
+
 def test_number_of_blocks_rounds_up() -> None:
     request = make_request("a")
     assert [request.num_blocks_for(n) for n in (0, 1, 4, 5)] == [0, 1, 1, 2]

@@ -253,6 +253,21 @@ def test_prompt_logprobs_cover_the_prompt_once_whatever_the_chunks() -> None:
     assert entries == reference_prompt_logprobs(range(16))
 
 
+@pytest.mark.parametrize("start", [1, 2, 5, 11, 15])
+def test_prompt_logprobs_begin_where_they_are_wanted_though_the_rest_is_cached(start: int) -> None:
+    rig = SchedulerRig(chunked_prefill_size=3)
+    rig.add(make_request("before", range(16), max_tokens=1))
+    rig.drain()
+    rig.updates.clear()
+    wanted = {"prompt_logprobs": 2, "prompt_logprobs_start": start}
+    request = make_request("a", range(16), max_tokens=1, sampling=wanted)
+    rig.add(request)
+    rig.drain()
+    entries = [entry for u in rig.updates for entry in u.prompt_logprobs]
+    assert entries == reference_prompt_logprobs(range(16))[start - 1 :]
+    assert sum(request.num_cached_tokens.values()) == (start - 1) // 4 * 4
+
+
 def test_prompt_logprobs_go_on_after_a_preemption_where_they_were() -> None:
     rig = SchedulerRig(chunked_prefill_size=6, policy="priority", max_num_seqs=1)
     request = make_request("a", range(16), max_tokens=1, sampling={"prompt_logprobs": 0})
