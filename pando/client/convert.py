@@ -43,6 +43,7 @@ _SAMPLING = (
     "seed",
     "logprobs",
     "prompt_logprobs",
+    "prompt_logprobs_start",
 )
 _REQUEST = ("model", "n", "request_id", "cache_salt", "priority", "session_id", "return_prompt_token_ids")
 _OTHER = ("stop", "timeout_s")

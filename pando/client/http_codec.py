@@ -71,7 +71,7 @@ def generate_body(prompt: str | Sequence[int], options: Mapping[str, Any]) -> di
     if "logprobs" in options or "prompt_logprobs" in options:
         body["return_logprob"] = True
         body["top_logprobs_num"] = max(options.get("logprobs", 0), options.get("prompt_logprobs", 0))
-        body["logprob_start_len"] = 0 if "prompt_logprobs" in options else -1
+        body["logprob_start_len"] = options.get("prompt_logprobs_start", 0) if "prompt_logprobs" in options else -1
     return body
 
 
@@ -159,9 +159,9 @@ def error_of(status: int, body: Any, retry_after_s: float) -> PandoError:
 
 
 def _classes(root: type[PandoError]) -> dict[str, type[PandoError]]:
-    """The error tree by default reason; a parent keeps its reason where a child has the same."""
+    """The error tree by default reason, without what others derived from it."""
     found: dict[str, type[PandoError]] = {}
-    for cls in root.__subclasses__():
+    for cls in [cls for cls in root.__subclasses__() if cls.__module__ == PandoError.__module__]:
         found |= {**_classes(cls), cls.default_reason: cls}
     return found
 
@@ -210,7 +210,8 @@ class EventReader:
     def _prompt(self, meta: Mapping[str, Any]) -> PromptInfo:
         logprobs: tuple[TokenLogprob, ...] = ()
         if "prompt_logprobs" in self._options:
-            entries, tops = meta.get("input_token_logprobs", ())[1:], meta.get("input_top_logprobs", ())[1:]
+            skip = 0 if self._options.get("prompt_logprobs_start", 0) else 1  # the prompt's first token has none
+            entries, tops = meta.get("input_token_logprobs", ())[skip:], meta.get("input_top_logprobs", ())[skip:]
             logprobs = _token_logprobs(entries, tops, self._options["prompt_logprobs"])
         return PromptInfo(meta["prompt_tokens"], self._prompt_ids, logprobs)
 

@@ -38,7 +38,8 @@ class Options(TypedDict, total=False):
     """Everything `generate` and `stream` take beside the prompt.
 
     `regex`, `json_schema`, `choices`, `ebnf` and `structural_tag` constrain the output; at most one of them. A schema
-    is JSON text or a mapping. `timeout_s` is the deadline of the whole call, retries included.
+    is JSON text or a mapping. `prompt_logprobs_start` is the position of the first prompt token whose logprob is
+    wanted; what comes before may be found in the cache. `timeout_s` is the deadline of the whole call with its retries.
     """
 
     model: str
@@ -61,6 +62,7 @@ class Options(TypedDict, total=False):
     seed: int
     logprobs: int
     prompt_logprobs: int
+    prompt_logprobs_start: int
     regex: str
     json_schema: str | Mapping[str, Any]
     choices: Sequence[str]

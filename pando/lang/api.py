@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, overload
 
-from common.base.errors import InvalidRequest, Unsupported
+from common.base.errors import InvalidRequest
 from pando.lang.choices import ChoicesMethod, token_length_normalized
 from pando.lang.expr import Expr, Gen, Joined, RoleBegin, RoleEnd, Select, as_expr
 from pando.lang.program import Program
@@ -62,8 +62,8 @@ def gen(
         name: of the variable that gets the text; None: nobody needs it.
         n: several continuations; the variable is a list, and the program goes on after the first.
         stop: the text ends before the first of these.
-        return_logprob: logprobs in the meta info, with `top_logprobs_num` alternatives; those of the prompt too when
-            `logprob_start_len` is 0.
+        return_logprob: logprobs in the meta info, with `top_logprobs_num` alternatives; those of the prompt's
+            tokens too from position `logprob_start_len` on (-1: none).
         dtype: int, float, bool or str: write one of these.
         choices: pick one of these instead, as `select` does, by `choices_method`.
         regex, json_schema, ebnf: what the text must match; a schema is JSON text, a mapping or a pydantic model.
@@ -73,8 +73,7 @@ def gen(
     """
     if choices is not None:
         return select(name, choices, choices_method=choices_method or token_length_normalized)
-    if logprob_start_len not in (None, -1, 0):
-        raise Unsupported("logprob_start_len: all of the prompt (0) or none of it (-1)", param="logprob_start_len")
+    prompt_start = logprob_start_len if return_logprob and logprob_start_len is not None else -1
     options = {
         "max_tokens": max_tokens,
         "min_tokens": min_tokens,
@@ -91,7 +90,8 @@ def gen(
         "ignore_eos": ignore_eos,
         "seed": seed,
         "logprobs": (top_logprobs_num or 0) if return_logprob else None,
-        "prompt_logprobs": 0 if return_logprob and logprob_start_len == 0 else None,
+        "prompt_logprobs": 0 if prompt_start >= 0 else None,
+        "prompt_logprobs_start": prompt_start if prompt_start > 0 else None,
         **_constraint(regex, json_schema, ebnf, dtype),
     }
     return Gen(name or "", {key: value for key, value in options.items() if value is not None})

@@ -43,7 +43,7 @@ class RuntimeEndpoint(Backend):
         return Answer([choice.text for choice in whole.choices], metas_of(whole), position)
 
     def select(self, at: Position, select: Select) -> Answer:
-        """See `Backend`. Scoring a text computes its whole prompt: the cache has no logprobs."""
+        """See `Backend`."""
         if not select.choices or "" in select.choices:
             raise InvalidRequest("select needs choices, none of them empty", param="choices")
         parts = split(self.client, at)

@@ -2,7 +2,8 @@
 
 All texts are scored from the same character on. That is where the prompt ends, unless the tokenizer joins the prompt's
 last characters with the texts' first ones (a space before a word): then scoring begins before the token that they
-share, for every text.
+share, for every text. What comes before is not scored, so it may come from the cache; the first text goes alone and
+fills it for the others.
 """
 
 from __future__ import annotations
@@ -40,29 +41,32 @@ def score(
     tails = [tail_ids(client, parts, choice) for choice in choices]
     start = min(_num_common(plain, tail) for tail in tails)
     prompts = [parts.kept.extended(tail, parts.rest + choice) for tail, choice in zip(tails, choices, strict=True)]
-    answers = _in_parallel([_asking(client, prompt.ids) for prompt in prompts])
     first = len(parts.kept.ids) + start
-    tokens = [_from(answer, first, prompt.ids) for answer, prompt in zip(answers, prompts, strict=True)]
+    asking = [_asking(client, prompt.ids, first) for prompt in prompts]
+    answers = [asking[0](), *_in_parallel(asking[1:])]
+    tokens = [_scored(answer, first, prompt.ids) for answer, prompt in zip(answers, prompts, strict=True)]
     alone: list[tuple[float | None, ...]] = [()] * len(choices)
     if unconditional:
-        without = _in_parallel([_asking(client, tail[start:]) for tail in tails])
+        without = _in_parallel([_asking(client, tail[start:], 0) for tail in tails])
         alone = [(None, *(token.logprob for token in answer.prompt.logprobs)) for answer in without]
     scored = [Scored(*one) for one in zip(choices, tokens, alone, strict=True)]
     return scored, prompts, answers
 
 
-def _from(answer: Generation, first: int, ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
+def _scored(answer: Generation, first: int, ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
     """Logprobs of the prompt tokens from `first` on. The very first token of a prompt has none: it counts as 0."""
-    if first > 0:
-        return answer.prompt.logprobs[first - 1 :]
-    return (TokenLogprob(ids[0], 0.0, b""), *answer.prompt.logprobs)
+    return answer.prompt.logprobs if first > 0 else (TokenLogprob(ids[0], 0.0, b""), *answer.prompt.logprobs)
 
 
-def _asking(client: Scorer, ids: Sequence[int]) -> Callable[[], Generation]:
-    return lambda: client.generate(tuple(ids), max_tokens=1, temperature=0.0, prompt_logprobs=0)
+def _asking(client: Scorer, ids: Sequence[int], first: int) -> Callable[[], Generation]:
+    return lambda: client.generate(
+        tuple(ids), max_tokens=1, temperature=0.0, prompt_logprobs=0, prompt_logprobs_start=first
+    )
 
 
 def _in_parallel(calls: Sequence[Callable[[], Generation]]) -> list[Generation]:
+    if not calls:
+        return []
     with ThreadPoolExecutor(min(len(calls), _MAX_PARALLEL), thread_name_prefix="pando-score") as pool:
         return [future.result() for future in [pool.submit(call) for call in calls]]
 

@@ -36,6 +36,7 @@ def test_every_option_lands_in_its_field() -> None:
         "seed": 2**64 - 1,
         "logprobs": 0,
         "prompt_logprobs": 2,
+        "prompt_logprobs_start": 4,
     }
     outer: dict[str, Any] = {
         "model": "m",

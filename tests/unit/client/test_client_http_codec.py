@@ -71,6 +71,8 @@ def test_logprobs_in_a_body() -> None:
     assert plain["input_ids"] == [1, 2] and plain["return_logprob"]
     assert (plain["top_logprobs_num"], plain["logprob_start_len"]) == (2, -1)
     assert generate_body("x", checked({"prompt_logprobs": 3}))["logprob_start_len"] == 0
+    from_there = checked({"prompt_logprobs": 3, "prompt_logprobs_start": 7})
+    assert generate_body("x", from_there)["logprob_start_len"] == 7
     assert "return_logprob" not in generate_body("x", checked({}))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from common.base.errors import InvalidRequest, Unsupported
+from common.base.errors import InvalidRequest
 from pando.lang import gen, gen_int, gen_string, greedy_token_selection, select, token_length_normalized
 from pando.lang.expr import Gen, Select, Text, atoms
 
@@ -26,8 +26,9 @@ def test_logprobs_by_sglangs_names() -> None:
     full = gen("x", return_logprob=True, top_logprobs_num=3, logprob_start_len=0)
     assert options(full) == {"logprobs": 3, "prompt_logprobs": 0}
     assert options(gen("x", top_logprobs_num=3)) == {}
-    with pytest.raises(Unsupported):
-        gen("x", return_logprob=True, logprob_start_len=5)
+    part = options(gen("x", return_logprob=True, logprob_start_len=5))
+    assert part == {"logprobs": 0, "prompt_logprobs": 0, "prompt_logprobs_start": 5}
+    assert options(gen("x", return_logprob=True, logprob_start_len=-1)) == {"logprobs": 0}
 
 
 def test_constraints() -> None:

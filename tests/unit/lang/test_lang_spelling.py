@@ -57,7 +57,8 @@ class FakeTokenizer:
     def generate(self, prompt: Prompt, **options: Any) -> Generation:
         assert isinstance(prompt, tuple) and options["prompt_logprobs"] == 0
         self.prompts.append(prompt)
-        logprobs = tuple(TokenLogprob(token, -float(token), VOCAB[token].encode()) for token in prompt[1:])
+        scored = prompt[max(options["prompt_logprobs_start"], 1) :]
+        logprobs = tuple(TokenLogprob(token, -float(token), VOCAB[token].encode()) for token in scored)
         return Generation("r", (), PromptInfo(len(prompt), prompt, logprobs))
 
     def _render(self, chat: Chat) -> str:
