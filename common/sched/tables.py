@@ -13,6 +13,8 @@ seats or plans.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from common.kv.block_cache import BlockCache
 from common.sched.config import SchedulerConfig
 from common.sched.request import Request
@@ -44,7 +46,7 @@ class BlockTables:
         fits = max_new is None or num_new <= max_new
         if not idle:
             fits = fits and self._leaves_room(num_new, config)
-        new = self._cache.allocate(num_new) if fits else None
+        new = self._allocate(hashes, len(cached), num_new) if fits else None
         if new is None:
             self._cache.release(cached)
             return False
@@ -97,6 +99,13 @@ class BlockTables:
         self._cache.release(request.block_table)
         request.block_table = []
         request.num_computed = 0
+
+    def _allocate(self, hashes: Sequence[bytes], num_here: int, count: int) -> list[int] | None:
+        """Allocate blocks for the rest of a path; what is evicted for them must not push that rest out below."""
+        below = self._lower.acquire(hashes, num_here)
+        new = self._cache.allocate(count)
+        self._lower.release(below)
+        return new
 
     def _leaves_room(self, num_new: int, config: SchedulerConfig) -> bool:
         cache = self._cache

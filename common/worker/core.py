@@ -261,6 +261,7 @@ class WorkerCore:
         request, first = load.request, load.first_block
         end = first + len(load.sources)
         targets = request.block_table[first:end]
+        loaded: Sequence[bytes] = ()
         try:
             if len(targets) == len(load.sources):  # else it ended before its turn
                 self.hold(targets)
@@ -272,11 +273,13 @@ class WorkerCore:
                     if not request.num_preemptions:
                         request.note_cached("l2", first, end)
                     self.landed(request, end)
-                    self.tiers.loaded(request.chain.hashes[:end])
+                    loaded = request.chain.hashes[:end]
         except PandoError as error:
             get_logger().warning("not loaded from L2", request_id=request.request_id, error=error.message)
         finally:
             self.tiers.release(load.sources)
+        if loaded:
+            self.tiers.loaded(loaded)
 
     def _on_change(self) -> None:
         self.publish()

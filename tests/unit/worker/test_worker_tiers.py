@@ -10,7 +10,7 @@ import pytest
 
 from common.cache.config import TierPolicies, WritePolicy
 from tests.support.fake_engine import reference_output
-from tests.support.worker_rig import BLOCK_SIZE, Listener, make_request, running_core
+from tests.support.worker_rig import BLOCK_SIZE, Listener, Rig, make_request, running_core
 
 POLICIES = list(WritePolicy)
 
@@ -47,6 +47,28 @@ async def test_write_back_copies_nothing_that_l1_still_has() -> None:
         for number in range(2, 8):
             await rig.run(f"other-{number}", prompt_of(number))
         assert rig.core.tiers.counters.saved > 0
+
+
+async def _leave_two_in_l2(rig: Rig) -> None:
+    """L1 and L2 have room for two paths of six blocks each: c and d are in L1 then, a and b in L2."""
+    for number in range(1, 5):
+        await rig.run(f"first-{number}", prompt_of(number), max_tokens=1)
+
+
+async def test_what_makes_room_in_l1_does_not_push_out_of_l2_what_is_about_to_be_loaded() -> None:
+    async with running_core(12, l2_blocks=12, policies=TierPolicies(WritePolicy.WRITE_BACK)) as rig:
+        await _leave_two_in_l2(rig)
+        back = await rig.run("back", prompt_of(1), max_tokens=1)
+        assert back.num_cached_tokens == {"l2": 20}, "the oldest of L2, when L2 is full"
+
+
+async def test_write_back_gives_up_first_what_it_has_loaded() -> None:
+    async with running_core(12, l2_blocks=12, policies=TierPolicies(WritePolicy.WRITE_BACK)) as rig:
+        await _leave_two_in_l2(rig)
+        for number in (1, 5):
+            await rig.run(f"then-{number}", prompt_of(number), max_tokens=1)
+        found = [rig.core.tiers.match(make_request("m", prompt_of(n)).reusable_hashes()) for n in range(1, 6)]
+        assert found == [5, 0, 5, 5, 5], "no block is in both tiers, so four paths of five are here"
 
 
 @pytest.mark.parametrize("policy", POLICIES)
