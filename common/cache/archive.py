@@ -77,6 +77,12 @@ class Archive:
         """L3 says that it does not have a block."""
         self._known.pop(prefix_hash, None)
 
+    def present(self, prefix_hash: bytes) -> None:
+        """L3 has a block: it need not be offered."""
+        self._known[prefix_hash] = None
+        if len(self._known) > self._config.max_known_blocks:
+            self._known.popitem(last=False)
+
     def forget(self) -> None:
         """L3 no longer has what it had."""
         self._known.clear()
@@ -125,7 +131,7 @@ class Archive:
         states = await self._l3.put(named, self._config.deadline_s)
         for (key, _), state in zip(named, states, strict=True):
             if state in (PutState.STORED, PutState.PRESENT):
-                self._know(key.prefix_hash)
+                self.present(key.prefix_hash)
             match state:
                 case PutState.STORED:
                     self.counters.stored += 1
@@ -133,8 +139,3 @@ class Archive:
                     self.counters.present += 1
                 case _:
                     self.counters.failed += 1
-
-    def _know(self, name: bytes) -> None:
-        self._known[name] = None
-        if len(self._known) > self._config.max_known_blocks:
-            self._known.popitem(last=False)

@@ -78,6 +78,7 @@ class Prefetcher:
         *,
         prefill_tokens_per_s: Callable[[], float],
         on_missing: Callable[[bytes], None],
+        on_present: Callable[[bytes], None],
     ) -> None:
         """Start idle.
 
@@ -88,6 +89,7 @@ class Prefetcher:
             config: may be replaced at any time.
             prefill_tokens_per_s: measured speed of computing, 0 when unknown.
             on_missing: told each name that the store says it does not have.
+            on_present: told each name whose block was read from the store and verified.
         """
         self.config = config
         self.counters = PrefetchCounters()
@@ -96,6 +98,7 @@ class Prefetcher:
         self._namespace = namespace
         self._prefill_tokens_per_s = prefill_tokens_per_s
         self._on_missing = on_missing
+        self._on_present = on_present
         self._num_coming = 0
         self._jobs: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -213,6 +216,8 @@ class Prefetcher:
             wanted = [(index, tier.view(block)) for index, block in enumerate(blocks)]
             states = await self._l3_read(lease, wanted)
             num_good = _head(states)
+            for name in path[first : first + num_good]:
+                self._on_present(name)
             tier.cache.insert(path[: first + num_good], head + blocks[:num_good], priority=0)
             return num_good
         finally:

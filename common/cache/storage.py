@@ -55,6 +55,7 @@ class Storage:
             config.prefetch,
             prefill_tokens_per_s=prefill_tokens_per_s,
             on_missing=self.archive.missing,
+            on_present=self.archive.present,
         )
 
     def begin(self, request: Request) -> None:

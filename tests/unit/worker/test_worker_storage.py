@@ -48,6 +48,9 @@ async def test_a_restarted_worker_finds_its_prefixes(shelf: Shelf, l2_blocks: in
         assert back.num_cached_tokens == {"l3": 20}
         assert rig.metric("pando_worker_cached_tokens_total", tier="l3") == 0, "whoever serves the request counts it"
         assert (await rig.run("c", prompt_of(1))).num_cached_tokens == {"l1": 20}
+        assert rig.core.storage is not None
+        written = rig.core.storage.archive.counters
+        assert (written.stored, written.present) == (0, 1), "what came from L3 is not sealed and offered anew"
 
 
 @pytest.mark.parametrize("keyed", [True, False])
