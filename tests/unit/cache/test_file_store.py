@@ -258,6 +258,21 @@ async def test_forgotten_leases_end(folder: Path) -> None:
     await backend.close()
 
 
+async def test_a_read_that_starts_after_the_close_touches_no_descriptor(
+    store: BareStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread may come to its block when the lease's files are closed and their numbers used again."""
+    await store.put([block_of(key_of(1))])
+    lease = await store.lookup([key_of(1)])
+    read_from: list[int] = []
+    monkeypatch.setattr(file_folder, "read_exactly", lambda fd, _target: read_from.append(fd))
+    file = lease._files[0]
+    file.close()
+    assert await store.read(lease, [(0, targets(1)[0])]) == [State.ERROR]
+    assert read_from == []
+    await lease.close()
+
+
 async def test_opens_no_more_files_than_allowed(folder: Path) -> None:
     backend = FileStore(FileStoreConfig(str(folder), CAPACITY_BYTES, max_leased=3))
     await backend.start()
