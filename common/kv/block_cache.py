@@ -108,16 +108,19 @@ class BlockCache:
     def use(self, hashes: Sequence[bytes], *, priority: int = 0) -> None:
         """Count a use of the leading blocks of the path that are here, as `acquire` does, without holding them."""
         self._assert_steady()
-        self._index.use(hashes, priority)
+        blocks = self._index.blocks_of(hashes)
+        if blocks:
+            self._index.use(blocks[-1], priority)
 
     def acquire(self, hashes: Sequence[bytes], *, touch: bool = True, priority: int = 0) -> list[int]:
         """Hold and return the leading blocks of the path that are here; release them later.
 
         It counts as a use, on behalf of a request of that priority, unless `touch` is False.
         """
-        self._assert_steady()
-        blocks = self._index.use(hashes, priority) if touch else self._index.blocks_of(hashes)
+        blocks = self._index.blocks_of(hashes)
         self.hold(blocks)
+        if blocks and touch:
+            self._index.use(blocks[-1], priority)
         return blocks
 
     def allocate(self, count: int) -> list[int] | None:

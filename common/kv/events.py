@@ -10,8 +10,8 @@ numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class EventKind(StrEnum):
@@ -22,9 +22,11 @@ class EventKind(StrEnum):
     CLEARED = "cleared"
 
 
-@dataclass(slots=True, frozen=True)
-class BlockEvent:
-    """One change of tier 1 or 2. `parent` is set for STORED: the hash of the block before, b"" for a first block."""
+class BlockEvent(NamedTuple):
+    """One change of tier 1 or 2. `parent` is set for STORED: the hash of the block before, b"" for a first block.
+
+    A tuple, because one is made for every block that comes or goes: a frozen dataclass takes several times as long.
+    """
 
     kind: EventKind
     hash: bytes = b""
@@ -59,7 +61,7 @@ class EventLog:
 
     def removed(self, block_hash: bytes) -> None:
         """Note that a block left the index."""
-        self._append(BlockEvent(EventKind.REMOVED, block_hash, tier=self._tier))
+        self._append(BlockEvent(EventKind.REMOVED, block_hash, b"", self._tier))
 
     def cleared(self) -> None:
         """Note that the index is empty now; events not yet taken no longer matter."""

@@ -124,15 +124,16 @@ class EvictionOrder(Generic[R]):
     def use(self, path: Sequence[R], priority: int) -> None:
         """Count one use of every run of a path, given from its end up."""
         self.prefer(path, priority)
-        now = self.tick()
+        now, age = self.tick(), self._age
         for run in path:
             run.used = now
-            run.uses = (run.uses >> (self._age - run.age)) + 1
-            run.age = self._age
+            run.uses = (run.uses >> (age - run.age)) + 1
+            run.age = age
             run.reused = True
-            if self.policy is EvictionPolicy.SLRU:
+        if self.policy is EvictionPolicy.SLRU:
+            for run in path:
                 self._protect(run)
-        self._bound_protected()
+            self._bound_protected()
 
     def tick(self) -> int:
         """Return a time after all earlier ones."""

@@ -91,14 +91,11 @@ class RadixIndex:
         """Return the blocks of the matching head of `hashes`; changes nothing."""
         return [self._block_of[h] for h in hashes[: self.match(hashes)]]
 
-    def use(self, hashes: Sequence[bytes], priority: int = 0) -> list[int]:
-        """Return the blocks of the matching head of `hashes` and count a use of that path."""
-        blocks = self.blocks_of(hashes)
-        if blocks:
-            tip = self._node_ending_at(blocks[-1])
-            self._order.use(tip.ancestry(), priority)
-            self._queue(tip)
-        return blocks
+    def use(self, block: int, priority: int = 0) -> None:
+        """Count a use of the path that ends with an indexed block."""
+        tip = self._node_ending_at(block)
+        self._order.use(tip.ancestry(), priority)
+        self._queue(tip)
 
     def demote(self, hashes: Sequence[bytes]) -> None:
         """Make the matching head of `hashes` the first to go among equals."""

@@ -30,10 +30,12 @@ class Rig:
     def add(self, text: str, *, keep: bool = False) -> list[int]:
         """Use what is there of a path, hold it, insert the rest, and let go of everything unless `keep`."""
         hashes = path(text)
-        blocks = self.index.use(hashes)
+        blocks = self.index.blocks_of(hashes)
         for block in blocks:
             if self.pool.hold(block):
                 self.index.pin(block)
+        if blocks:
+            self.index.use(blocks[-1])
         blocks += self.pool.allocate(len(hashes) - len(blocks))
         self.index.insert(hashes, blocks)
         self.index.check()
@@ -100,7 +102,7 @@ def test_an_indexed_hash_keeps_its_block() -> None:
     copy = rig.pool.allocate(3)
     rig.index.insert(path("abc"), copy)
     rig.index.check()
-    assert rig.index.use(path("abc")) == [*first, copy[2]]
+    assert rig.index.blocks_of(path("abc")) == [*first, copy[2]]
     assert not rig.index.has(copy[0])
 
 
