@@ -67,7 +67,7 @@ def build(
     rewriter = Rewriter(config.rewrites)
     doors = Doors(config, limits or LimitsConfig(), client, running, metrics, clock, UnknownFields(), rewriter)
     store = ResponseStore(config.max_stored_responses, config.max_stored_bytes)
-    table = [*_probes(health), *_doors(doors), *_responses(ResponsesDoors(doors, store))]
+    table = [*_doors(doors), *_responses(ResponsesDoors(doors, store)), *_probes(health)]
     app = Starlette(
         routes=[_route(door) for door in [*table, _description(table)]],
         exception_handlers={PandoError: on_pando_error, HTTPException: on_http_exception, Exception: on_bug},

@@ -190,9 +190,9 @@ class Exchange(Response):
 
     def _count_tokens(self) -> None:
         usage = final_usage(self._generation.transcript)
-        self._metrics.tokens.labels("prompt").inc(usage["prompt_tokens"])
-        self._metrics.tokens.labels("cached").inc(usage["prompt_tokens_details"]["cached_tokens"])
-        self._metrics.tokens.labels("generated").inc(usage["completion_tokens"])
+        self._metrics.prompt_tokens.inc(usage["prompt_tokens"])
+        self._metrics.cached_tokens.inc(usage["prompt_tokens_details"]["cached_tokens"])
+        self._metrics.generated_tokens.inc(usage["completion_tokens"])
 
 
 def _note(error: Exception, context: RequestContext) -> PandoError:

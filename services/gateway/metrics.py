@@ -37,6 +37,9 @@ class GatewayMetrics:
             ["kind"],
             registry=registry,
         )
+        self.prompt_tokens = self.tokens.labels("prompt")
+        self.cached_tokens = self.tokens.labels("cached")
+        self.generated_tokens = self.tokens.labels("generated")
 
         self.rewrites = Counter(
             "pando_gateway_rewrites_total",
