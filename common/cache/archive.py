@@ -113,14 +113,14 @@ class Archive:
         at_once = max(1, min(BLOCKS_PER_PUT, int(tier.cache.num_blocks * MAX_HELD_RATIO)))
         path = path[: first + at_once]
         held = tier.cache.acquire(path, touch=False)
-        tier.cache.release(held[:first])
+        tier.cache.release(held[:first], touch=False)
         blocks = held[first:]
         if not blocks:
             return 0
         try:
             await self._put(tier, path[first:], blocks)
         finally:
-            tier.cache.release(blocks)
+            tier.cache.release(blocks, touch=False)
             self._tiers.hooks.on_change()
         return len(blocks)
 

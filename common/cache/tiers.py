@@ -211,7 +211,7 @@ class Tiers:
         l1, l2 = self.l1, self._l2()
         blocks = l1.cache.acquire(job.path, touch=False)
         path = job.path[: len(blocks)]
-        head = l2.cache.acquire(path)
+        head = l2.cache.acquire(path, touch=False)
         missing = blocks[len(head) :]
         new = l2.cache.allocate(min(len(missing), l2.cache.num_available)) or []
         try:
@@ -222,7 +222,7 @@ class Tiers:
                 self.counters.saved += len(new)
         finally:
             l2.cache.release(head + new)
-            l1.cache.release(blocks)
+            l1.cache.release(blocks, touch=False)
             self.hooks.on_change()
 
     async def _move(
@@ -249,7 +249,7 @@ class Tiers:
     def _copy_down(self, path: Sequence[bytes], blocks: Sequence[int]) -> None:
         """Copy a path from L1 to L2, all or nothing, now."""
         l2 = self._l2()
-        head = l2.cache.acquire(path)
+        head = l2.cache.acquire(path, touch=False)
         new = l2.cache.allocate(len(path) - len(head))
         if new is None:
             self.counters.dropped += len(path) - len(head)

@@ -41,18 +41,19 @@ class BlockTables:
         assert not request.block_table, f"request {request.request_id} has {len(request.block_table)} blocks"
         num_blocks = request.num_blocks_for(request.num_tokens)
         hashes = request.reusable_hashes()
-        cached = self._cache.acquire(hashes, priority=request.priority)
+        cached = self._cache.acquire(hashes, touch=False)
         num_new = num_blocks - len(cached)
         fits = max_new is None or num_new <= max_new
         if not idle:
             fits = fits and self._leaves_room(num_new, config)
         new = self._allocate(hashes, len(cached), num_new) if fits else None
         if new is None:
-            self._cache.release(cached)
+            self._cache.release(cached, touch=False)
             return False
         request.block_table = cached + new
         request.num_computed = len(cached) * request.block_size
         if cached:
+            self._cache.use(hashes[: len(cached)], priority=request.priority)
             self._lower.touched(hashes[: len(cached)], request.priority)
         return True
 
