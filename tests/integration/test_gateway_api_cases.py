@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.api_cases import CASES, STRUCTURED_CASES, Target, check_broken_stream, load_cases
+from tests.support.api_cases import CASES, Target, check_broken_stream, load_cases
 from tests.support.fake_inference import MODEL
 from tests.support.gateway_thread import GatewayThread
-
-ALL_CASES = CASES | STRUCTURED_CASES
 
 
 @pytest.fixture(scope="module")
@@ -22,14 +20,14 @@ def gateway() -> Iterator[GatewayThread]:
         running.settle()
 
 
-@pytest.mark.parametrize("name", ALL_CASES)
+@pytest.mark.parametrize("name", CASES)
 def test_case(gateway: GatewayThread, name: str) -> None:
-    ALL_CASES[name](Target(gateway.url, MODEL))
+    CASES[name](Target(gateway.url, MODEL))
 
 
 def test_every_row_has_a_check_and_names_its_source() -> None:
     rows = load_cases()
-    assert set(rows) == set(ALL_CASES)
+    assert set(rows) == set(CASES)
     assert all(row["source"] for row in rows.values())
 
 
@@ -102,7 +100,7 @@ class Spoilt(Target):
 )
 def test_case_sees_a_defect(gateway: GatewayThread, name: str, defect: Callable[[Any], Any]) -> None:
     with pytest.raises(AssertionError):
-        ALL_CASES[name](Spoilt(gateway.url, MODEL, defect=defect))
+        CASES[name](Spoilt(gateway.url, MODEL, defect=defect))
 
 
 def test_broken_stream_check_sees_a_made_up_finish() -> None:

@@ -143,18 +143,16 @@ def _expand(value: Any, model: str) -> Any:
 
 Check = Callable[[Target], None]
 CASES: dict[str, Check] = {}
-STRUCTURED_CASES: dict[str, Check] = {}
-"""Those that need a server with grammars."""
 
 
-def _case(name: str, cases: dict[str, Check] = CASES) -> Callable[[Callable[[Target, Json], None]], Check]:
+def _case(name: str) -> Callable[[Callable[[Target, Json], None]], Check]:
     """Register a check under its id; it is called with the case's body."""
 
     def register(check: Callable[[Target, Json], None]) -> Check:
         def run(target: Target) -> None:
             check(target, _body(name, target))
 
-        cases[name] = run
+        CASES[name] = run
         return run
 
     return register
@@ -382,7 +380,7 @@ def _fits_one_integer(text: str) -> bool:
     return isinstance(value, dict) and set(value) == {"x"} and type(value["x"]) is int
 
 
-@_case("json-schema-is-enforced", STRUCTURED_CASES)
+@_case("json-schema-is-enforced")
 def check_schema_enforced(target: Target, body: Json) -> None:
     for n in (1, 2):
         for choice in target.ok(CHAT, {**body, "n": n, "temperature": 0 if n == 1 else 1.0, "seed": 2})["choices"]:
@@ -393,7 +391,7 @@ def check_schema_enforced(target: Target, body: Json) -> None:
     assert target.refused(CHAT, {**body, "response_format": wrapper})["param"].startswith("response_format")
 
 
-@_case("json-schema-stream-has-finish", STRUCTURED_CASES)
+@_case("json-schema-stream-has-finish")
 def check_cut_schema(target: Target, body: Json) -> None:
     assert _finishes(target.stream(CHAT, body)) == ["length"]
     long = target.stream(CHAT, {**body, "max_tokens": 200})
@@ -402,7 +400,7 @@ def check_cut_schema(target: Target, body: Json) -> None:
         assert isinstance(json.loads(text_of(long))["city"], str)
 
 
-@_case("tool-call-deltas-well-formed", STRUCTURED_CASES)
+@_case("tool-call-deltas-well-formed")
 def check_tool_calls(target: Target, body: Json) -> None:
     schema = body["tools"][0]["function"]["parameters"]["properties"]
     other = {"type": "function", "function": {**body["tools"][0]["function"], "name": "subtract"}}
