@@ -75,7 +75,9 @@ class TierCollector(Collector):
         if core.tiers.l2 is not None:
             moves = core.tiers.counters
             values = {"saved": moves.saved, "loaded": moves.loaded, "dropped": moves.dropped}
-            families.append(_counter("l2_moves", "Blocks copied to and from L2, or not for want of room.", values))
+            families.append(
+                _counter("l2_moved_blocks", "Blocks copied to and from L2, or not for want of room.", values)
+            )
         if core.storage is not None:
             archive, prefetcher = core.storage.archive, core.storage.prefetcher
             reads, writes = prefetcher.counters, archive.counters
@@ -86,11 +88,11 @@ class TierCollector(Collector):
                 "dropped": writes.dropped,
             }
             families += [
-                _counter("l3_reads", "Blocks looked up in or read from L3, by answer.", reads.answers),
-                _counter("l3_writes", "Blocks offered to L3, by what became of them.", written),
-                _counter("l3_fetched", "Blocks brought from L3.", {"block": reads.fetched}),
+                _counter("l3_read_blocks", "Blocks looked up in or read from L3, by answer.", reads.answers),
+                _counter("l3_written_blocks", "Blocks offered to L3, by what became of them.", written),
+                _counter("l3_fetched_blocks", "Blocks brought from L3.", {"block": reads.fetched}),
                 _counter(
-                    "l3_prefetches",
+                    "l3_prefetch_requests",
                     "Requests that stopped waiting for L3 (timeout) or went without it (skipped).",
                     {"timeout": reads.timeouts, "skipped": reads.skipped},
                 ),

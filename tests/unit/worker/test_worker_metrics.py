@@ -8,10 +8,23 @@ import pytest
 from prometheus_client import CollectorRegistry, Metric
 
 from common.transport.select import DriverCounters
-from common.worker.report import TransportCollector, export_gauges
+from common.worker.report import TierCollector, TransportCollector, export_gauges
+from tests.support.l3_memory import MemoryStore, Shelf
 from tests.support.worker_rig import Listener, make_request, running_core
 
-UNITS = ("seconds", "bytes", "blocks", "tokens", "requests", "reads", "errors", "nodes", "preemptions", "handoffs")
+UNITS = (
+    "seconds",
+    "bytes",
+    "blocks",
+    "tokens",
+    "requests",
+    "reads",
+    "errors",
+    "nodes",
+    "preemptions",
+    "handoffs",
+    "masks",
+)
 ID_LABELS = {"request", "request_id", "worker", "worker_id"}
 
 
@@ -24,8 +37,10 @@ class Transports:
 
 @pytest.fixture
 async def families() -> list[Metric]:
-    async with running_core() as rig:
+    async with running_core(l2_blocks=4) as rig:
+        rig.attach(MemoryStore(Shelf(1 << 20)))
         export_gauges(rig.core)
+        TierCollector(rig.core, rig.registry)
         TransportCollector(Transports(), rig.registry)  # type: ignore[arg-type]
         return list(rig.registry.collect())
 
