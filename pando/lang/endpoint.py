@@ -53,7 +53,12 @@ class RuntimeEndpoint(Backend):
         scored, prompts, answers = score(self.client, parts, select.choices, unconditional=unconditional)
         pick = select.method.pick(scored)
         usage = answers[pick.index].usage
-        meta = {"prompt_tokens": usage.prompt_tokens, "cached_tokens": usage.cached_tokens, **pick.meta}
+        meta = {
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "cached_tokens_by_choice": [answer.usage.cached_tokens for answer in answers],
+            **pick.meta,
+        }
         text = select.choices[pick.index]
         return Answer([text], [meta], Position(at.script.append(text), prompts[pick.index]))
 
