@@ -44,7 +44,7 @@ class GrammarChecker:
         model_path: model directory whose tokenizer.json was found good.
         vocab_size: of the model.
         eos_token_ids: of the model.
-        limit_s: CPU seconds that a trial may take; twice that in all.
+        limit_s: CPU seconds that a trial may take.
         max_verdicts: how many are remembered.
     """
 

@@ -19,7 +19,7 @@ from common.grammar.llg import Automaton
 from common.grammar.spec import too_complex
 from common.grammar.threads import DaemonThreads
 
-MASK_LIMIT_S = 2.0
+MASK_LIMIT_S = 5.0
 """Longest time from asking for a mask to having it; beyond, the request fails."""
 
 

@@ -18,7 +18,7 @@ from common.grammar.matcher import Matcher
 from common.grammar.spec import GrammarSpec, too_complex
 from common.grammar.threads import DaemonThreads
 
-COMPILE_LIMIT_S = 2.0
+COMPILE_LIMIT_S = 5.0
 MAX_GRAMMARS = 64
 NUM_THREADS = 2
 

@@ -19,7 +19,7 @@ WALKS_S = 0.3
 
 
 def try_out(vocabulary: Vocabulary, spec: GrammarSpec, clock: Callable[[], float]) -> None:
-    """Compile `spec` and walk through it, for `WALKS_S` at most; `clock` tells seconds.
+    """Compile `spec` and walk through it, for `WALKS_S` at most; `clock` tells seconds of CPU time.
 
     Raises:
         InvalidRequest: it is no grammar, it leads nowhere, or a step of it is too slow.

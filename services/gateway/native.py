@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from common.base.clock import Clock
-from common.base.errors import PandoError
+from common.base.errors import InvalidRequest, PandoError
 from pando.v1.inference_pb2 import GenerateRequest, GenerateResponse
 from pando.v1.types_pb2 import SamplingParams, TokenLogprob
 from services.gateway.errors import error_body
@@ -101,7 +101,11 @@ def _sampling(body: GenerateBody) -> SamplingParams:
         sampling.logprobs = body.top_logprobs_num or 0
         if body.logprob_start_len is not None and body.logprob_start_len >= 0:
             sampling.prompt_logprobs = body.top_logprobs_num or 0
-    constrain(sampling, fields)
+    try:
+        constrain(sampling, fields)
+    except InvalidRequest as error:
+        error.param = f"sampling_params.{error.param}"
+        raise
     return sampling
 
 

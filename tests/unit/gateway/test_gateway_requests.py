@@ -194,7 +194,7 @@ def test_native_defaults() -> None:
     [
         ({"image_data": "x"}, InvalidRequest, "image_data"),
         ({"lora_path": "x"}, InvalidRequest, "lora_path"),
-        ({"sampling_params": {"regex": "a", "ebnf": "b"}}, InvalidRequest, "ebnf"),
+        ({"sampling_params": {"regex": "a", "ebnf": "b"}}, InvalidRequest, "sampling_params.ebnf"),
         ({"input_ids": [1]}, InvalidRequest, "text"),
         ({"text": None}, InvalidRequest, "text"),
     ],
