@@ -82,7 +82,7 @@ def tools(client: Client, model: str) -> None:
     message = client.chat.completions.create(**ask, tool_choice=choice).choices[0].message
     (call,) = message.tool_calls
     assert call.function.name == "weather" and json.loads(call.function.arguments)["city"] in ("Berlin", "Paris")
-    with client.chat.completions.stream(**ask, tool_choice="required") as stream:
+    with client.chat.completions.stream(**ask, tool_choice="required", parallel_tool_calls=False) as stream:
         final = stream.get_final_completion().choices[0]
     assert final.finish_reason == "tool_calls" and final.message.tool_calls[0].function.parsed_arguments["city"]
     result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
@@ -133,7 +133,8 @@ def responses(client: Client, model: str) -> None:
 def response_tools(client: Client, model: str) -> None:
     """A call in a response, and its output sent back by the response's id."""
     ask: dict[str, Any] = {"model": model, "max_output_tokens": 60, "temperature": 0}
-    with client.responses.stream(**ask, input="Go.", tools=[FLAT_WEATHER], tool_choice="required") as stream:
+    one: dict[str, Any] = {"tools": [FLAT_WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
+    with client.responses.stream(**ask, **one, input="Go.") as stream:
         final = stream.get_final_response()
     call = final.output[0]
     assert call.type == "function_call" and json.loads(call.arguments)["city"]
