@@ -115,7 +115,7 @@ def test_select_scores_are_those_of_the_whole_prompt(endpoint: RuntimeEndpoint, 
         assert min(meta["cached_tokens_by_choice"][1:]) >= full_blocks(num_shared - 1)
 
 
-def test_constraints(tiny_cluster: Cluster) -> None:
+def test_constraints(endpoint: RuntimeEndpoint) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
     schema["additionalProperties"] = False
 
@@ -125,8 +125,7 @@ def test_constraints(tiny_cluster: Cluster) -> None:
         s += " and JSON: " + gen("json", json_schema=schema, max_tokens=32)
         s += " and " + gen("whole", dtype=int, max_tokens=4)
 
-    with RuntimeEndpoint(tiny_cluster.router) as endpoint:
-        state = program.run(backend=endpoint, temperature=1.0, seed=3)
+    state = program.run(backend=endpoint, temperature=1.0, seed=3)
     assert re.fullmatch("[1-9][0-9]{2}", state["number"]) and re.fullmatch("[-+]?[0-9]+", state["whole"])
     assert json.loads(state["json"]).keys() == {"a"}
 
