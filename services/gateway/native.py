@@ -17,6 +17,7 @@ from services.gateway.generation import Generation, request_ids
 from services.gateway.grammar_fields import constrain, grammar_names
 from services.gateway.logprobs import finite, token_string
 from services.gateway.native_types import GenerateBody
+from services.gateway.openai_types import U32_MAX
 from services.gateway.prompts import Prompt, put
 from services.gateway.sampling import bias_of
 from services.gateway.sse import DONE, event
@@ -101,6 +102,7 @@ def _sampling(body: GenerateBody) -> SamplingParams:
         sampling.logprobs = body.top_logprobs_num or 0
         if body.logprob_start_len is not None and body.logprob_start_len >= 0:
             sampling.prompt_logprobs = body.top_logprobs_num or 0
+            sampling.prompt_logprobs_start = min(body.logprob_start_len, U32_MAX)
     try:
         constrain(sampling, fields)
     except InvalidRequest as error:
@@ -171,11 +173,11 @@ class NativeWriter:
         prompt = slot.prompt
         if not prompt.logprobs:
             return output
-        first: list[Any] = [[None, prompt.token_ids[0], None]] if prompt.token_ids else []
-        start = self._body.logprob_start_len or 0
+        whole = not self._body.logprob_start_len and prompt.token_ids
+        first: list[Any] = [[None, prompt.token_ids[0], None]] if whole else []
         inputs = first + [_triple(entry) for entry in prompt.logprobs]
         tops: list[Any] = [None] * len(first) + [_top(entry) for entry in prompt.logprobs]
-        return {"input_token_logprobs": inputs[start:], "input_top_logprobs": tops[start:], **output}
+        return {"input_token_logprobs": inputs, "input_top_logprobs": tops, **output}
 
 
 def _finish(slot: Slot) -> dict[str, Any] | None:

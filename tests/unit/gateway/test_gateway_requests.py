@@ -187,6 +187,7 @@ def test_native_fields_arrive_under_their_own_names() -> None:
 def test_native_defaults() -> None:
     assert native_request().sampling == SamplingParams(max_tokens=128)
     assert not native_request(return_logprob=True, logprob_start_len=-1).sampling.HasField("prompt_logprobs")
+    assert native_request(return_logprob=True, logprob_start_len=9).sampling.prompt_logprobs_start == 9
 
 
 @pytest.mark.parametrize(
