@@ -2,16 +2,16 @@
 
 ::
 
-    L1 blocks  --touched: write policy--> copied in the mover thread -->  L2 blocks --> archive (L3)
+    L1 blocks  --touched: write policy--> copied behind the requests --->  L2 blocks --> archive (L3)
                --evicted under write_back, parked: copied at once ---->
-               <-- load: for a request that is admitted, in the mover thread --
+               <-- load: for a request that is admitted ---------------
 
 Each tier is a `BlockCache` of its own over a region of its own, with the same layout: a move is one copy of one extent.
 Each index is closed under prefixes, so what a path has is a head in L1 and a head in L2, whichever is longer; no move
 has to keep two trees in step, and either tier may be smaller, flushed or missing (ADR 0006).
 
 Invariants: bytes enter an index only after they are complete; whatever is copied is held at both ends while it is; jobs
-name paths, never blocks they do not hold. Lives on the worker's loop; only copies run elsewhere. Knows nothing of
+name paths, never blocks they do not hold. Lives on the worker's loop; only long copies run elsewhere. Knows nothing of
 requests, engines or stores.
 """
 
@@ -35,6 +35,8 @@ from common.transport.region import Region
 
 LOAD, SAVE = "l2.load", "l2.save"
 MAX_PENDING_SAVES = 4096
+MAX_INLINE_BYTES = 4 << 20
+"""A copy up to this size, about 1 ms, is made on the loop: handing it to a thread takes longer."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -129,18 +131,18 @@ class Tiers:
         """Return how many leading blocks of the path are here in L1 or L2; promises nothing."""
         return max(tier.cache.match(hashes) for tier in self.tiers)
 
-    def acquire(self, hashes: Sequence[bytes], num_here: int) -> list[int]:
-        """Hold and return the L2 blocks of a path from block `num_here` on, as far as they reach."""
+    def acquire(self, hashes: Sequence[bytes], num_here: int, *, touch: bool = True) -> list[int]:
+        """See `LowerTiers.acquire`."""
         if self.l2 is None or self.l2.cache.match(hashes) <= num_here:
             return []
-        blocks = self.l2.cache.acquire(hashes)
-        self.l2.cache.release(blocks[:num_here])
+        blocks = self.l2.cache.acquire(hashes, touch=touch)
+        self.l2.cache.release(blocks[:num_here], touch=touch)
         return blocks[num_here:]
 
-    def release(self, blocks: Sequence[int]) -> None:
-        """Drop the references of an `acquire`."""
+    def release(self, blocks: Sequence[int], *, touch: bool = True) -> None:
+        """See `LowerTiers.release`."""
         if blocks:
-            self._l2().cache.release(blocks)
+            self._l2().cache.release(blocks, touch=touch)
 
     def touched(self, hashes: Sequence[bytes], priority: int) -> None:
         """The path is in L1 and was stored or found there just now: copy it downwards if the policy says so."""
@@ -228,8 +230,11 @@ class Tiers:
     async def _move(
         self, failpoint: str, source: Tier, sources: Sequence[int], target: Tier, targets: Sequence[int]
     ) -> None:
-        """Copy in the mover thread; ends when the copy has ended, also when it is cancelled."""
+        """Copy, a lot of it in the mover thread; ends when the copy has ended, also when it is cancelled."""
         await inflict(self._failpoints.hit(failpoint), lambda: Unavailable(f"failpoint {failpoint}", leg=Leg.STORE))
+        if len(targets) * target.region.extent_bytes <= MAX_INLINE_BYTES:
+            _copy(source.rows, sources, target.rows, targets)
+            return
         copying = asyncio.get_running_loop().run_in_executor(
             self._mover, _copy, source.rows, list(sources), target.rows, list(targets)
         )

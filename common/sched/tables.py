@@ -103,9 +103,9 @@ class BlockTables:
 
     def _allocate(self, hashes: Sequence[bytes], num_here: int, count: int) -> list[int] | None:
         """Allocate blocks for the rest of a path; what is evicted for them must not push that rest out below."""
-        below = self._lower.acquire(hashes, num_here)
+        below = self._lower.acquire(hashes, num_here, touch=False)
         new = self._cache.allocate(count)
-        self._lower.release(below)
+        self._lower.release(below, touch=False)
         return new
 
     def _leaves_room(self, num_new: int, config: SchedulerConfig) -> bool:

@@ -32,10 +32,13 @@ class Load:
 class LowerTiers(Protocol):
     """The tiers below L1, as the scheduler sees them. Calls must not block and must not call back."""
 
-    def acquire(self, hashes: Sequence[bytes], num_here: int) -> list[int]:
-        """Hold and return the L2 blocks of a path from block `num_here` on, as far as they reach."""
+    def acquire(self, hashes: Sequence[bytes], num_here: int, *, touch: bool = True) -> list[int]:
+        """Hold and return the L2 blocks of a path from block `num_here` on, as far as they reach.
 
-    def release(self, blocks: Sequence[int]) -> None:
+        It counts as a use unless `touch` is False; so does the release.
+        """
+
+    def release(self, blocks: Sequence[int], *, touch: bool = True) -> None:
         """Drop the references of an `acquire`."""
 
     def touched(self, hashes: Sequence[bytes], priority: int) -> None:
@@ -48,11 +51,11 @@ class LowerTiers(Protocol):
 class NothingBelow:
     """`LowerTiers` of a worker that has L1 only."""
 
-    def acquire(self, hashes: Sequence[bytes], num_here: int) -> list[int]:
+    def acquire(self, hashes: Sequence[bytes], num_here: int, *, touch: bool = True) -> list[int]:
         """Nothing is there."""
         return []
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: Sequence[int], *, touch: bool = True) -> None:
         """Nothing was held."""
         assert not blocks, f"release of L2 blocks {blocks[:8]}, and there is no L2"
 

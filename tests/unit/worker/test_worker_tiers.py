@@ -19,6 +19,13 @@ def prompt_of(number: int, length: int = 24) -> list[int]:
     return [(number * 31 + i) % 250 for i in range(length)]
 
 
+@pytest.fixture(params=[True, False], ids=["on the loop", "in a thread"])
+def copies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short copies are made on the loop, long ones in a thread: take all for one of them."""
+    monkeypatch.setattr("common.cache.tiers.MAX_INLINE_BYTES", 1 << 20 if request.param else 0)
+
+
+@pytest.mark.usefixtures("copies")
 @pytest.mark.parametrize("policy", POLICIES)
 async def test_what_l1_evicted_comes_back_from_l2(policy: WritePolicy) -> None:
     async with running_core(8, l2_blocks=64, policies=TierPolicies(policy)) as rig:
@@ -71,6 +78,7 @@ async def test_write_back_gives_up_first_what_it_has_loaded() -> None:
         assert found == [5, 0, 5, 5, 5], "no block is in both tiers, so four paths of five are here"
 
 
+@pytest.mark.usefixtures("copies")
 @pytest.mark.parametrize("policy", POLICIES)
 async def test_a_request_that_lost_its_blocks_finds_them_in_l2(policy: WritePolicy) -> None:
     few = {"max_num_seqs": 2, "load_back_min_tokens": 4}
