@@ -14,7 +14,7 @@ from services.gateway.generation import Generation, Head
 from services.gateway.grammar_fields import grammar_names
 from services.gateway.openai_types import ChatMessage, ChatRequest
 from services.gateway.prompts import chat_prompt
-from services.gateway.sampling import to_sampling
+from services.gateway.sampling import affinity_name, to_sampling
 from services.gateway.schemas import Schema
 from services.gateway.tools import ToolUse, read_tools
 from services.gateway.transcript import Transcript
@@ -54,7 +54,7 @@ def to_generation(
 
 
 def _names(body: ChatRequest, use: ToolUse) -> dict[str, str]:
-    names = {"prompt": "messages", "logprobs": "top_logprobs", **grammar_names(body)}
+    names = {"prompt": "messages", "logprobs": "top_logprobs", **grammar_names(body), **affinity_name(body)}
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     if use.callable and body.response_format is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +12,10 @@ from services.gateway.client import RouterClient
 from services.gateway.errors import error_body
 from services.gateway.generation import Generation, Head, request_ids
 from services.gateway.grammar_fields import grammar_names
-from services.gateway.logprobs import CompletionLogprobs, joined, prompt_logprobs
+from services.gateway.logprobs import LEAST, CompletionLogprobs, finite, joined, prompt_logprobs
 from services.gateway.openai_types import CompletionRequest
 from services.gateway.prompts import Prompt, put
-from services.gateway.sampling import to_sampling
+from services.gateway.sampling import affinity_name, to_sampling
 from services.gateway.sse import DONE, event
 from services.gateway.transcript import Slot, Transcript
 from services.gateway.usage import final_usage, running_usage
@@ -50,7 +51,7 @@ async def _fetch_echo(client: RouterClient, body: CompletionRequest, prompt: Pro
 
 def to_generation(body: CompletionRequest, prompts: list[Prompt], echoes: list[Echo], head: Head) -> Generation:
     """What to run for a checked body."""
-    transcript = Transcript(len(prompts), body.num_choices, keep=not body.stream)
+    transcript = Transcript(len(prompts), body.num_drawn, keep=not body.stream)
     ids = request_ids(head.request_id, len(prompts))
     return Generation(
         requests=[_request(body, prompt, request_id) for prompt, request_id in zip(prompts, ids, strict=True)],
@@ -58,19 +59,30 @@ def to_generation(body: CompletionRequest, prompts: list[Prompt], echoes: list[E
         writer=CompletionWriter(body, head, transcript, echoes),
         stream=bool(body.stream),
         timeout_s=body.timeout_s,
-        names={"prompt_logprobs": "logprobs", **grammar_names(body)} if body.prompt_logprobs is None else {},
+        names=_names(body),
     )
 
 
+def _names(body: CompletionRequest) -> dict[str, str]:
+    names = {**affinity_name(body), **grammar_names(body)}
+    if body.prompt_logprobs is None:
+        names["prompt_logprobs"] = "logprobs"
+    if body.num_drawn > body.num_choices:
+        names["n"] = "best_of"
+    return names
+
+
 def _request(body: CompletionRequest, prompt: Prompt, request_id: str) -> GenerateRequest:
-    sampling = to_sampling(body, max_tokens=_max_tokens(body), logprobs=body.logprobs)
+    ranked = 0 if body.num_drawn > body.num_choices else None
+    logprobs = ranked if body.logprobs is None else body.logprobs
+    sampling = to_sampling(body, max_tokens=_max_tokens(body), logprobs=logprobs)
     if (prompt_logprobs := _prompt_logprobs(body)) is not None:
         sampling.prompt_logprobs = prompt_logprobs
     request = GenerateRequest(
         request_id=request_id,
         model=body.model or "",
         sampling=sampling,
-        n=body.num_choices,
+        n=body.num_drawn,
         cache_salt=body.cache_salt or "",
         priority=body.priority or 0,
         session_id=body.session_id or body.prompt_cache_key or "",
@@ -130,8 +142,16 @@ class CompletionWriter:
 
     def document(self) -> dict[str, Any]:
         """The whole answer."""
-        choices = [self._full_choice(slot) for slot in self._transcript.slots]
-        return {**self._head, "choices": choices, "usage": final_usage(self._transcript)}
+        choices = [self._full_choice(slot) for slot in self._told()]
+        numbered = [{**choice, "index": index} for index, choice in enumerate(choices)]
+        return {**self._head, "choices": numbered, "usage": final_usage(self._transcript)}
+
+    def _told(self) -> Iterator[Slot]:
+        """The best n choices of each prompt, all of them where no more were drawn."""
+        num_told = self._body.num_choices
+        for prompt in range(self._transcript.num_prompts):
+            slots = self._transcript.of_prompt(prompt)
+            yield from slots if len(slots) == num_told else sorted(slots, key=_mean_logprob, reverse=True)[:num_told]
 
     def _full_choice(self, slot: Slot) -> dict[str, Any]:
         pieces = [self._piece(frame, slot, first=index == 0) for index, frame in enumerate(slot.frames)]
@@ -179,6 +199,11 @@ class CompletionWriter:
             if piece.prompt_token_ids is not None:
                 choice["prompt_token_ids"] = piece.prompt_token_ids
         return choice
+
+
+def _mean_logprob(slot: Slot) -> float:
+    logprobs = [finite(entry.logprob) for entry in slot.logprobs]
+    return sum(logprobs) / len(logprobs) if logprobs else LEAST
 
 
 @dataclass(slots=True)

@@ -60,7 +60,7 @@ class Doors:
         body = await self.read(request, CompletionRequest)
         body.check()
         prompts = split(body.prompt, "prompt", self.limits.max_prompts)
-        check_choices(len(prompts), body.num_choices, self.limits.max_choices)
+        check_choices(len(prompts), body.num_drawn, self.limits.max_choices)
         echoes = await completions.fetch_echoes(self.client, body, prompts)
         return self.exchange(completions.to_generation(body, prompts, echoes, await self.head(request, body.model)))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from common.base.errors import InvalidRequest
 from services.gateway.body import Body
@@ -182,13 +182,23 @@ class ChatRequest(SamplingFields):
             raise InvalidRequest(f"{param}: audio output is not supported; this model writes text", param=param)
 
 
+_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": U32_MAX}, "minItems": 1}
+_PROMPT: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string"},
+        _IDS,
+        {"type": "array", "items": {"anyOf": [{"type": "string"}, _IDS]}, "minItems": 1},
+    ]
+}
+
+
 class CompletionRequest(SamplingFields):
     """Body of POST /v1/completions; the prompt's four shapes are told apart in `prompts`."""
 
-    prompt: Any
+    prompt: Annotated[Any, WithJsonSchema(_PROMPT)]
     echo: bool | None = None
     logprobs: U32 | None = None
-    best_of: int | None = None
+    best_of: Annotated[int, Field(ge=1, le=U32_MAX)] | None = None
     suffix: str | None = None
     response_format: Any = None
 
@@ -199,8 +209,15 @@ class CompletionRequest(SamplingFields):
             raise InvalidRequest("response_format: not here; use json_schema", param="response_format")
         if self.suffix:
             raise InvalidRequest("suffix: this model cannot fill in the middle", param="suffix")
-        if self.best_of is not None and self.best_of != self.num_choices:
-            raise InvalidRequest("best_of: only best_of equal to n is supported", param="best_of")
+        if self.num_drawn < self.num_choices:
+            raise InvalidRequest("best_of: must be at least n", param="best_of")
+        if self.num_drawn > self.num_choices and self.stream:
+            raise InvalidRequest("best_of: more than n only when stream is false", param="best_of")
+
+    @property
+    def num_drawn(self) -> int:
+        """Choices per prompt that are generated; the best `n` of them are told."""
+        return self.num_choices if self.best_of is None else self.best_of
 
 
 class TokenizeBody(Body):

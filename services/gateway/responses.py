@@ -16,7 +16,7 @@ from services.gateway.openai_types import ChatMessage
 from services.gateway.prompts import chat_prompt
 from services.gateway.responses_types import InputFields, ResponsesRequest
 from services.gateway.responses_writer import ResponsesWriter, Save
-from services.gateway.sampling import to_sampling
+from services.gateway.sampling import affinity_name, to_sampling
 from services.gateway.tools import ToolUse, read_tools
 from services.gateway.transcript import Transcript
 
@@ -78,6 +78,7 @@ def to_generation(
         timeout_s=body.timeout_s,
         names={
             **_NAMES,
+            **affinity_name(body),
             "response_format": "tools" if use.callable and answer is None else "text.format",
             **grammar_names(body),
         },

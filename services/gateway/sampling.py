@@ -48,6 +48,11 @@ def to_sampling(fields: CommonFields, max_tokens: int | None, logprobs: int | No
     return sampling
 
 
+def affinity_name(fields: CommonFields) -> dict[str, str]:
+    """The router's name for what keeps requests together -> the field that it came in."""
+    return {"session_id": "prompt_cache_key"} if fields.session_id is None else {}
+
+
 def bias_of(biases: dict[str, float] | None, param: str) -> dict[int, float]:
     """logit_bias with its keys as token ids. Raises InvalidRequest."""
     return {_token_id(key, param): bias for key, bias in (biases or {}).items()}

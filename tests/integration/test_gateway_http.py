@@ -245,6 +245,8 @@ def test_native_answers_and_streams_the_text_so_far(target: Target) -> None:
     assert meta["finish_reason"] == {"type": "length", "length": 6} and meta["e2e_latency"] > 0
     assert [entry[1] for entry in meta["output_token_logprobs"]] == whole["output_ids"]
     assert [entry[1] for entry in meta["input_token_logprobs"]] == list(b"hello")
+    later = target.ok("/generate", {**body, "logprob_start_len": 3})["meta_info"]["input_token_logprobs"]
+    assert later == meta["input_token_logprobs"][3:]
     events = target.stream("/generate", body)
     assert events[-1]["text"] == whole["text"] and events[-1]["output_ids"] == whole["output_ids"]
     assert all(events[-1]["text"].startswith(event["text"]) for event in events)
@@ -344,3 +346,14 @@ def test_rewritten_prompts_say_so() -> None:
         stored = target.get(f"/v1/responses/{answer['id']}/input_items").json()["data"]
         assert stored[0]["content"][0]["text"] == "hi! hello", "what the client sent"
         assert 'pando_gateway_rewrites_total{rule="greeting"} 3.0' in target.get("/metrics").text
+
+
+def test_best_of_draws_more_than_it_tells(gateway: GatewayThread, target: Target) -> None:
+    choices = target.ok("/v1/completions", {**PROMPT, "n": 2, "best_of": 4})["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1] and gateway.fake.requests[-1].n == 4
+    assert target.refused("/v1/completions", {**PROMPT, "best_of": 17})["param"] == "n", "prompts x best_of"
+
+
+def test_a_key_that_is_too_long_is_named_as_it_came(target: Target) -> None:
+    for name in ("session_id", "prompt_cache_key"):
+        assert target.refused(CHAT, {**HELLO, name: "x" * 200})["param"] == name

@@ -307,6 +307,8 @@ def _validate(request: inference_pb2.GenerateRequest, num_prompt: int) -> None:
     _check_vocab(sampling.stop_token_ids, "stop_token_ids")
     _check_vocab(sampling.logit_bias, "logit_bias")
     _check_sampling(sampling)
+    if len(request.session_id) > 128:
+        raise InvalidRequest("session_id: at most 128 characters", param="session_id")
     if request.n > 128:
         raise InvalidRequest("n: at most 128", param="n")
     if num_prompt == 0:

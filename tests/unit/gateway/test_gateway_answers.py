@@ -220,3 +220,17 @@ def test_look_alike_tokens_keep_their_own_keys() -> None:
         {"bytes:\\xe2\\x82": -0.125, "bytes:\\xe2": -0.25, "a": -0.375, "bytes:\\xc3": -1.0}
     ]
     assert token_string("é".encode()) == "é"
+
+
+def test_best_of_tells_the_likeliest_of_each_prompt() -> None:
+    body = CompletionRequest(prompt=["a", "b"], n=2, best_of=3)
+    transcript = Transcript(2, 3, keep=True)
+    values = {(0, 0): -3.0, (0, 1): -1.0, (0, 2): -2.0, (1, 0): -1.0, (1, 1): float("-inf"), (1, 2): -1.5}
+    for (prompt, choice), value in values.items():
+        text = f"{prompt}.{choice}"
+        transcript.add(prompt, frame(text, choice=choice, logprobs=[logprob(b"x", value)]))
+        transcript.add(prompt, last(choice=choice))
+    document = CompletionWriter(body, HEAD, transcript, []).document()
+    told = [(choice["index"], choice["text"], choice["logprobs"]) for choice in document["choices"]]
+    assert told == [(0, "0.1", None), (1, "0.2", None), (2, "1.0", None), (3, "1.2", None)]
+    assert document["usage"]["completion_tokens"] == 12, "all that were drawn"

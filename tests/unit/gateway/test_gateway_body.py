@@ -84,14 +84,15 @@ def test_what_has_no_effect_is_accepted(fields: dict[str, Any]) -> None:
 def test_completions_refuse_what_this_model_cannot() -> None:
     for fields in (
         {"suffix": "x"},
-        {"best_of": 2},
+        {"best_of": 2, "stream": True},
+        {"best_of": 0},
         {"best_of": 1, "n": 2},
         {"response_format": {"type": "json_object"}},
     ):
         with pytest.raises(InvalidRequest) as caught:
             parse(CompletionRequest, orjson.dumps({"prompt": "a", **fields})).check()
         assert caught.value.param == next(iter(fields))
-    parse(CompletionRequest, orjson.dumps({"prompt": "a", "suffix": "", "best_of": 2, "n": 2})).check()
+    parse(CompletionRequest, orjson.dumps({"prompt": "a", "suffix": "", "best_of": 3, "n": 2})).check()
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"1", b"null", b'{"a": NaN}', b'{"a": "\\ud800"}', b"[" * 2000])
