@@ -77,3 +77,18 @@ def test_a_head_without_end_is_cut_off(gateway: GatewayThread, opening: bytes) -
         with pytest.raises(ConnectionError):
             for _ in range(MOST_PIECES):
                 sock.sendall(PIECE)
+
+
+@pytest.mark.parametrize("opening", [b"", b"GET / HTTP/1.1\r\nname: "])
+def test_a_head_that_does_not_come_ends_the_connection(opening: bytes) -> None:
+    with GatewayThread(head_timeout_s=0.2) as gateway, connect(gateway) as sock:
+        sock.sendall(opening)
+        answer = b"".join(iter(lambda: sock.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_body_that_does_not_come_ends_the_request() -> None:
+    with GatewayThread(body_timeout_s=0.2) as gateway, connect(gateway) as sock:
+        sock.sendall(POST + b"content-length: 100\r\n\r\n{")
+        answer = b"".join(iter(lambda: sock.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 408 ") and b'"code":"request_timeout"' in answer
