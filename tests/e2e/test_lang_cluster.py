@@ -110,9 +110,8 @@ def test_select_scores_are_those_of_the_whole_prompt(endpoint: RuntimeEndpoint, 
             (token_id, pytest.approx(logprob)) for token_id, logprob in expected
         ]
     assert state["x"] in choices and state.text().startswith(prompt + state["x"] + ". ")
-    if isinstance(endpoint.client, Client):
-        num_shared = len(endpoint.client.tokenize(prompt).token_ids)
-        assert min(meta["cached_tokens_by_choice"][1:]) >= full_blocks(num_shared - 1)
+    num_shared = len(endpoint.client.tokenize(prompt).token_ids)
+    assert min(meta["cached_tokens_by_choice"][1:]) >= full_blocks(num_shared - 1)
 
 
 def test_constraints(endpoint: RuntimeEndpoint) -> None:
