@@ -14,7 +14,7 @@ from torch import Tensor
 
 from common.base.errors import InvalidRequest, Unsupported
 from common.base.model_config import ModelConfig, load_model_config
-from common.engine.attention.base import AttentionBackend, HeadShape
+from common.engine.attention.base import AttentionBackend, HeadShape, check_kv_dtype
 from common.engine.attention.cpu import CpuAttention
 from common.engine.attention.torch_ref import TorchRefAttention
 from common.engine.kernels.library import KernelLibrary, load_library
@@ -42,7 +42,7 @@ class EngineConfig:
     Attributes:
         model_path: model directory.
         dtype: auto (the checkpoint's), bf16, fp16 or fp32.
-        kv_cache_dtype: auto (follows dtype), bf16, fp16 or fp32.
+        kv_cache_dtype: auto (follows dtype), bf16, fp16, fp32 or int8.
         attention_backend: auto (cpu if its kernels are built, else torch_ref), cpu, torch_ref or flashinfer.
         block_size: tokens of a KV block.
         num_threads: engine threads; 0 takes all cores of the process's affinity mask.
@@ -83,7 +83,7 @@ def build_runner(config: EngineConfig, model_config: ModelConfig, weights: Mappi
         attention, ops = CpuAttention(library, heads, threads), NativeOps(library, threads)
     else:
         attention, ops = TorchRefAttention(heads), TorchOps()
-
+    check_kv_dtype(attention, numerics.kv)
     return ModelRunner(
         model=DecoderModel(model_config, weights, _linear_maker(library, numerics, threads), ops),
         attention=attention,

@@ -25,7 +25,7 @@ _DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
-_SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+_SHORT = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int8: "int8"}
 
 
 @dataclass(slots=True, frozen=True)
@@ -56,7 +56,7 @@ def resolve(
     Args:
         dtype: auto (the checkpoint's), bf16, fp16 or fp32. fp32 keeps narrower checkpoints in their format, which is
             lossless, and computes in fp32.
-        kv_cache_dtype: auto (follows `dtype`), bf16, fp16 or fp32.
+        kv_cache_dtype: auto (follows `dtype`), bf16, fp16, fp32 or int8.
         checkpoint: dtype of the weights in the model directory.
         has_path: whether this machine computes linears in a dtype (`has_native_path`).
 
@@ -96,7 +96,7 @@ def has_native_path(dtype: torch.dtype) -> bool:
 
 
 def short_name(dtype: torch.dtype) -> str:
-    """fp32, fp16 or bf16."""
+    """fp32, fp16, bf16 or int8."""
     return _SHORT[dtype]
 
 

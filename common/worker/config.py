@@ -24,7 +24,9 @@ class WorkerConfig(CacheConfig):
     worker_id: str = Field("", pattern="^[a-zA-Z0-9_-]*$", description="name in logs and registry; empty: made up")
     roles: str = Field("", description="comma list of prefill, decode; empty: the service's own")
     dtype: str = Field("auto", pattern="^(auto|bf16|fp16|fp32)$", description="compute dtype; auto: the model's")
-    kv_cache_dtype: str = Field("auto", description="dtype of cached KV: auto (the compute dtype), bf16, fp16, fp32")
+    kv_cache_dtype: str = Field(
+        "auto", description="dtype of cached KV: auto (the compute dtype), or one of bf16, fp16, fp32, int8"
+    )
     attention_backend: str = Field("auto", description="auto (cpu where its kernels are built), cpu or torch_ref")
     block_size: int = Field(16, ge=1, le=256, description="tokens per KV block")
     mem_fraction_static: float = Field(

@@ -37,11 +37,11 @@ def full_blocks(num_tokens: int) -> int:
     return (num_tokens - 1) // BLOCK * BLOCK
 
 
-@pytest.fixture(scope="module", params=["bf16", "fp32"])
+@pytest.fixture(scope="module", params=[("bf16", "bf16"), ("fp32", "fp32"), ("fp32", "int8")], ids="-kv-".join)
 def processes(request: pytest.FixtureRequest) -> Generator[FleetProcesses, None, None]:
-    with start_fleet(
-        tiny_model_dir(), small_pool_tokens=SMALL_POOL_TOKENS, dtype=request.param, max_total_tokens="150000"
-    ) as fleet:
+    dtype, kv = request.param
+    flags = {"dtype": dtype, "kv_cache_dtype": kv, "max_total_tokens": "150000"}
+    with start_fleet(tiny_model_dir(), small_pool_tokens=SMALL_POOL_TOKENS, **flags) as fleet:
         yield fleet
 
 
@@ -68,7 +68,8 @@ async def test_cold_anywhere(fleet: ExactFleet, way: str) -> None:
         for worker in (fleet.decode, fleet.small):
             run = await fleet.check(worker, Ask(tokens(length), NUM_OUTPUT, fleet.salt(), prefill=fleet.by(way)))
             assert run.num_cached == 0
-            assert (run.usage.transfer_bytes > 0) == (way == "pd")
+            moved = -(-length // BLOCK) * await worker.block_bytes() if way == "pd" else 0
+            assert run.usage.transfer_bytes == moved
 
 
 @pytest.mark.parametrize("way", WAYS)

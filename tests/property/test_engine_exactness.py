@@ -23,7 +23,8 @@ from tests.support.tiny_models import TINY_LLAMA, TINY_QWEN2, TINY_QWEN3, random
 PROMPT = [(11 * i * i + 5 * i + 3) % 211 for i in range(170)]
 OTHERS = [[(13 * i + 7 * n) % 211 for i in range(20 + 37 * n)] for n in range(4)]
 NAN_BYTES = 0xFF
-CASES = [("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "bf16")]
+INT8 = ("fp32", "int8")
+CASES = [("fp32", "fp32"), ("bf16", "bf16"), ("fp16", "fp16"), ("fp32", "bf16"), INT8]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -105,22 +106,68 @@ def test_mixed_batch_equals_alone(case: tuple[str, str]) -> None:
     assert done == [len(prompt) for prompt in prompts]
 
 
-def test_block_size_changes_no_bit() -> None:
+@pytest.mark.parametrize("kv", ["fp32", "int8"])
+def test_block_size_changes_no_bit(kv: str) -> None:
     weights = random_weights(TINY_LLAMA)
     digests = set()
-    for block_size in (1, 8, 16, 32, 48):
-        runner = make_runner(TINY_LLAMA, weights, "cpu", block_size=block_size, num_blocks=200)
+    for block_size in (1, 8, 16, 32, 48, 64):
+        runner = make_runner(TINY_LLAMA, weights, "cpu", kv=kv, block_size=block_size, num_blocks=200)
         digests.add(chunked(runner, PROMPT, range(170), [50])[len(PROMPT) - 1])
     assert len(digests) == 1
+
+
+@pytest.fixture(scope="module")
+def cold_int8() -> list[list[bytes]]:
+    """As `cold_llama` with int8 KV, for PROMPT and each of OTHERS."""
+    return [every_logits_row(runner_for(case=INT8), prompt, range(11)) for prompt in (PROMPT, *OTHERS)]
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    cuts=st.sets(st.integers(1, len(PROMPT) - 1), max_size=6),
+    beside=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 20)), max_size=6),
+    block_size=st.sampled_from((1, 16, 64)),
+    threads=st.integers(1, 2),
+    seed=st.integers(0, 2**31),
+)
+def test_int8_in_any_chunks_beside_any_others_in_blocks_of_any_size(
+    cold_int8: list[list[bytes]],
+    *,
+    cuts: set[int],
+    beside: list[tuple[int, int]],
+    block_size: int,
+    threads: int,
+    seed: int,
+) -> None:
+    num_blocks = 5 * -(-len(PROMPT) // block_size)
+    ids = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(seed)).tolist()
+    tables = [ids[n::5] for n in range(5)]
+    runner = make_runner(
+        TINY_LLAMA, random_weights(TINY_LLAMA), "cpu", kv="int8",
+        block_size=block_size, num_blocks=num_blocks, num_threads=threads, fill=NAN_BYTES,
+    )  # fmt: skip
+    prompts, done = (PROMPT, *OTHERS), [0] * 5
+    for step, end in enumerate([*sorted(cuts), len(PROMPT)]):
+        ends = {0: end}
+        if step < len(beside):
+            other, length = beside[step]
+            ends[1 + other] = min(len(OTHERS[other]), done[1 + other] + length)
+        moved = [n for n, stop in ends.items() if stop > done[n]]
+        result = run_step(
+            runner, *(sampled_step(str(n), prompts[n][done[n] : ends[n]], done[n], tables[n]) for n in moved)
+        )
+        for n in moved:
+            done[n] = ends[n]
+            assert result.sampled[str(n)].digest == cold_int8[n][done[n] - 1], f"request {n} at {done[n]}"
 
 
 def final_digest(runner: ModelRunner, table: Sequence[int], start: int = len(PROMPT) - 1) -> bytes | None:
     return run_step(runner, sampled_step("r", PROMPT[start:], start, table)).sampled["r"].digest
 
 
-def prefilled(pool: bytearray) -> ModelRunner:
+def prefilled(pool: bytearray, case: tuple[str, str] = CASES[0]) -> ModelRunner:
     """A runner over `pool` that has the KV of all of PROMPT but its last token in blocks 0 .. 10."""
-    runner = runner_for()
+    runner = runner_for(case=case)
     runner.attach_pool(memoryview(pool), 96)
     run_step(runner, SequenceStep("r", PROMPT[:-1], 0, range(11)))
     return runner
@@ -140,3 +187,16 @@ def test_negative_controls() -> None:
     assert final_digest(runner, [0, 2, 1, *range(3, 11)]) != right, "two swapped blocks went unseen"
     off_by_one = run_step(runner, sampled_step("r", PROMPT[-1:], len(PROMPT) - 2, range(11)))
     assert off_by_one.sampled["r"].digest != right, "a position off by one went unseen"
+
+
+@pytest.mark.parametrize("place", ["value", "scale"])
+def test_negative_controls_of_int8(place: str) -> None:
+    layout = runner_for(case=INT8).layout
+    pool = bytearray(96 * layout.block_bytes)
+    runner = prefilled(pool, INT8)
+    right = final_digest(runner, range(11))
+    spoiled = 5 * layout.block_bytes + (3 if place == "value" else layout.value_bytes)
+    pool[spoiled] ^= 0x10
+    assert final_digest(runner, range(11)) != right, f"a flipped bit of a {place} went unseen"
+    pool[spoiled] ^= 0x10
+    assert final_digest(runner, range(11)) == right

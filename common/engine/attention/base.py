@@ -2,7 +2,8 @@
 
 `plan` is called once per step with CSR-like index arrays, `run` once per layer. `run` writes the step's K and V into
 the pool slots of their positions and then attends causally over everything the sequence has in the pool, so a token
-always attends to KV as it is stored (rounded to the KV dtype), whether it was computed now, earlier or elsewhere.
+always attends to KV as it is stored (rounded or quantised to the KV dtype), whether it was computed now, earlier or
+elsewhere.
 
 A backend may be *exact*: a query row's result has the same bits whatever other rows, sequences, block ids or thread
 counts share the call.
@@ -16,9 +17,12 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
+from common.base.errors import Unsupported
 from common.engine.layout import LayerPool
+from common.engine.numerics import short_name
 
 Ints = npt.NDArray[np.int32]
 
@@ -83,10 +87,17 @@ class PagedBatch:
 
 
 class AttentionBackend(Protocol):
-    """One way to attend over the paged pool. Used by the engine thread only."""
+    """One way to attend over the paged pool. Used by the engine thread only.
+
+    Attributes:
+        name: what `--attention-backend` calls it.
+        exact: see the module.
+        kv_dtypes: dtypes of the pools it can work with; checked at start by `check_kv_dtype`.
+    """
 
     name: str
     exact: bool
+    kv_dtypes: tuple[torch.dtype, ...]
 
     def attach(self, pool: Sequence[LayerPool]) -> None:
         """Use these per-layer views of the pool from now on."""
@@ -105,3 +116,12 @@ class AttentionBackend(Protocol):
         Returns:
             [num_tokens, num_heads * head_dim] fp32, contiguous.
         """
+
+
+def check_kv_dtype(backend: AttentionBackend, dtype: torch.dtype) -> None:
+    """Raise Unsupported unless `backend` can work with a pool of `dtype`."""
+    if dtype not in backend.kv_dtypes:
+        known = ", ".join(short_name(each) for each in backend.kv_dtypes)
+        raise Unsupported(
+            f"attention backend {backend.name} cannot keep KV as {short_name(dtype)}; --kv-cache-dtype may be {known}"
+        )

@@ -10,10 +10,15 @@ import torch
 from torch import Tensor
 
 from common.engine.attention.base import HeadShape, PagedBatch
-from common.engine.kernels.library import KernelLibrary, PagedAttentionArgs, WeightFormat
+from common.engine.kernels.library import KernelLibrary, KvFormat, PagedAttentionArgs
 from common.engine.layout import LayerPool
 
-_FORMATS = {torch.float32: WeightFormat.FP32, torch.bfloat16: WeightFormat.BF16, torch.float16: WeightFormat.FP16}
+_FORMATS = {
+    torch.float32: KvFormat.FP32,
+    torch.bfloat16: KvFormat.BF16,
+    torch.float16: KvFormat.FP16,
+    torch.int8: KvFormat.INT8,
+}
 
 
 class CpuAttention:
@@ -21,6 +26,7 @@ class CpuAttention:
 
     name = "cpu"
     exact = True
+    kv_dtypes: tuple[torch.dtype, ...] = tuple(_FORMATS)
 
     def __init__(self, library: KernelLibrary, heads: HeadShape, num_threads: int) -> None:
         self._library = library
@@ -41,6 +47,8 @@ class CpuAttention:
         if pool:
             self._args.block_stride = pool[0].k.stride(0)
             self._args.kv_format = _FORMATS[pool[0].k.dtype]
+            scales = pool[0].scales
+            self._args.scale_block_stride = scales.k.stride(0) if scales is not None else 0
 
     def plan(self, batch: PagedBatch) -> None:
         """Point the kernel at the index arrays of `batch`."""
@@ -62,6 +70,8 @@ class CpuAttention:
         out = torch.empty(q.shape[0], self._width, dtype=torch.float32)
         args.q, args.k, args.v, args.out = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
         args.k_pool, args.v_pool = pool.k.data_ptr(), pool.v.data_ptr()
+        if pool.scales is not None:
+            args.k_scales, args.v_scales = pool.scales.k.data_ptr(), pool.scales.v.data_ptr()
         args.row_stride = q.stride(0)
         self._library.attention(ctypes.byref(args))
         return out

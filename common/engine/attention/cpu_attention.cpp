@@ -7,9 +7,8 @@
 //   - a position a row must not see gets the score -inf, hence the weight 0, and adding 0 changes nothing;
 //   - positions beyond the sequence are never read.
 #include <cstddef>
-#include <cstdlib>
 #include <limits>
-#include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "../kernels/gemm.h"
@@ -23,12 +22,15 @@ struct PagedAttentionArgs {  // mirrored by library.py
   float* out;  // [tokens, num_heads * head_dim]
   void* k_pool;
   void* v_pool;
+  uint16_t* k_scales;  // bf16, of int8 pools only; so is v_scales
+  uint16_t* v_scales;
   const int32_t* qo_indptr;
   const int32_t* kv_page_indptr;
   const int32_t* kv_page_indices;
   const int32_t* kv_lens;
   int64_t row_stride;    // elements
-  int64_t block_stride;  // elements of the pool
+  int64_t block_stride;        // elements of the pool
+  int64_t scale_block_stride;  // ditto of the scales
   int64_t num_sequences;
   int64_t block_size;
   int64_t num_heads;
@@ -45,6 +47,8 @@ constexpr int64_t kTile = 64;
 constexpr int64_t kTaskRows = 48;              // query rows of a task: token rows times the heads of a group
 constexpr int64_t kParallelPairs = 64 * 1024;  // head_dim-long products below which one thread is faster
 constexpr int64_t kCacheLine = 64;
+constexpr float kLargestInt8 = 127.0f;
+constexpr uint16_t kBf16NaN = 0x7FC0;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -54,6 +58,13 @@ uint16_t to_bf16(float x) {
   std::memcpy(&bits, &x, sizeof bits);
   if (x != x) return static_cast<uint16_t>(bits >> 16 | 0x40);
   return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+float widen_bf16(uint16_t half) {
+  const uint32_t bits = static_cast<uint32_t>(half) << 16;
+  float out;
+  std::memcpy(&out, &bits, sizeof out);
+  return out;
 }
 
 uint16_t to_fp16(float x) {
@@ -71,18 +82,64 @@ inline float narrow(Fp32, float x) { return x; }
 inline uint16_t narrow(Bf16, float x) { return to_bf16(x); }
 inline uint16_t narrow(Fp16, float x) { return to_fp16(x); }
 
-// Element offset in a pool of `position` of a sequence whose blocks are `pages`.
-int64_t slot_offset(const PagedAttentionArgs& args, const int32_t* pages, int64_t position) {
-  const int64_t block = pages[position / args.block_size];
-  return block * args.block_stride + position % args.block_size * args.num_kv_heads * args.head_dim;
+// Largest magnitude in a row; not finite if any value is not. Magnitudes are ordered like their bits.
+float largest_magnitude(const float* x, int64_t count) {
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    uint32_t bits;
+    std::memcpy(&bits, x + i, sizeof bits);
+    largest = std::max(largest, bits & 0x7FFFFFFF);
+  }
+  float out;
+  std::memcpy(&out, &largest, sizeof out);
+  return out;
 }
 
-// Writes the new K and V of token `row` of a sequence into the pool.
+// The largest power of two that divides `count`.
+int64_t run_length(int64_t count) { return count & -count; }
+
+// Walsh-Hadamard transform of a row, in runs; this and the next are the rule of quant.py, where it is explained.
+void spread(float* x, int64_t count) {
+  for (int64_t half = 1; half < run_length(count); half *= 2)
+    for (int64_t first = 0; first < count; first += 2 * half)
+      for (int64_t i = first; i < first + half; ++i) {
+        const float low = x[i];
+        const float high = x[i + half];
+        x[i] = low + high;
+        x[i + half] = low - high;
+      }
+}
+
+// Writes a row's values and returns its scale.
+uint16_t quantise_row(const float* x, int8_t* values, int64_t count) {
+  const float largest = largest_magnitude(x, count);
+  const bool is_finite = largest < std::numeric_limits<float>::infinity();
+  const uint16_t scale = is_finite ? to_bf16(largest / kLargestInt8) : kBf16NaN;
+  const float wide = widen_bf16(scale);
+  for (int64_t i = 0; i < count; ++i) {
+    const float steps = wide > 0.0f ? std::nearbyint(x[i] / wide) : 0.0f;
+    values[i] = static_cast<int8_t>(std::min(kLargestInt8, std::max(-kLargestInt8, steps)));
+  }
+  return scale;
+}
+
+// Where a token's K and V are in the pool, in elements, and where its scales are.
+struct Slot {
+  int64_t values, scales;
+};
+
+Slot find_slot(const PagedAttentionArgs& args, const int32_t* pages, int64_t position) {
+  const int64_t block = pages[position / args.block_size];
+  const int64_t first_row = position % args.block_size * args.num_kv_heads;
+  return {block * args.block_stride + first_row * args.head_dim, block * args.scale_block_stride + first_row};
+}
+
+// Writes the new K and V rows of token `row` of the step, one per head.
 template <class Element>
-void store_token(const PagedAttentionArgs& args, int64_t row, const int32_t* pages, int64_t position) {
+void store_token(const PagedAttentionArgs& args, int64_t row, Slot slot) {
   using T = typename Element::Type;
-  T* k = static_cast<T*>(args.k_pool) + slot_offset(args, pages, position);
-  T* v = static_cast<T*>(args.v_pool) + slot_offset(args, pages, position);
+  T* k = static_cast<T*>(args.k_pool) + slot.values;
+  T* v = static_cast<T*>(args.v_pool) + slot.values;
   const int64_t base = row * args.row_stride;
   for (int64_t i = 0; i < args.num_kv_heads * args.head_dim; ++i) {
     k[i] = narrow(Element{}, args.k[base + i]);
@@ -90,16 +147,35 @@ void store_token(const PagedAttentionArgs& args, int64_t row, const int32_t* pag
   }
 }
 
-// out[j] = in[j * stride] widened, for `count` elements.
+template <>
+void store_token<Int8>(const PagedAttentionArgs& args, int64_t row, Slot slot) {
+  int8_t* k = static_cast<int8_t*>(args.k_pool) + slot.values;
+  int8_t* v = static_cast<int8_t*>(args.v_pool) + slot.values;
+  const int64_t dim = args.head_dim;
+  std::vector<float> key(dim);
+  for (int64_t h = 0; h < args.num_kv_heads; ++h) {
+    const int64_t first = row * args.row_stride + h * dim;
+    std::copy(args.k + first, args.k + first + dim, key.begin());
+    spread(key.data(), dim);
+    args.k_scales[slot.scales + h] = quantise_row(key.data(), k + h * dim, dim);
+    args.v_scales[slot.scales + h] = quantise_row(args.v + first, v + h * dim, dim);
+  }
+}
+
+// out[i] = in[i] widened, times `scale` if the format has one, for `count` elements.
 template <class Element>
-void widen_row(const typename Element::Type* in, float* out, int64_t count) {
+void widen_row(const typename Element::Type* in, float scale, float* out, int64_t count) {
+  const auto widen = [scale](const typename Element::Type* p) {
+    if constexpr (std::is_same_v<Element, Int8>) return mul(Element::widen(p), broadcast(scale));
+    return Element::widen(p);
+  };
   int64_t i = 0;
-  for (; i + Vec::kLanes <= count; i += Vec::kLanes) store(out + i, Element::widen(in + i));
+  for (; i + Vec::kLanes <= count; i += Vec::kLanes) store(out + i, widen(in + i));
   if (i == count) return;
   typename Element::Type tail[Vec::kLanes] = {};
   float wide[Vec::kLanes];
   std::memcpy(tail, in + i, static_cast<size_t>(count - i) * sizeof *in);
-  store(wide, Element::widen(tail));
+  store(wide, widen(tail));
   std::memcpy(out + i, wide, static_cast<size_t>(count - i) * sizeof *out);
 }
 
@@ -149,7 +225,7 @@ class TaskRun {
   template <class Element>
   void run() {
     find_tile<Element>(0);
-    load_queries();
+    load_queries<Element>();
     for (int64_t begin = 0; begin < end_; begin += kTile) {
       const int64_t count = std::min(kTile, end_ - begin);
       load_tile<Element>(count);
@@ -162,11 +238,16 @@ class TaskRun {
   }
 
  private:
+  // K of int8 pools is spread, so q is too; that makes their product run_length times as large.
+  template <class Element>
   void load_queries() {
+    constexpr bool kSpread = std::is_same_v<Element, Int8>;
     const int64_t dim = args_.head_dim;
+    const float scale = kSpread ? args_.scale / static_cast<float>(run_length(dim)) : args_.scale;
     for (int64_t r = 0; r < rows_; ++r) {
       const float* q = args_.q + (first_row_ + r / group_) * args_.row_stride + (kv_head_ * group_ + r % group_) * dim;
-      for (int64_t d = 0; d < dim; ++d) scratch_.q[r * dim + d] = q[d] * args_.scale;
+      for (int64_t d = 0; d < dim; ++d) scratch_.q[r * dim + d] = q[d] * scale;
+      if constexpr (kSpread) spread(&scratch_.q[r * dim], dim);
       scratch_.top[r] = kMinusInfinity;
       scratch_.sum[r] = 0.0f;
     }
@@ -180,15 +261,21 @@ class TaskRun {
     using T = typename Element::Type;
     const int64_t bytes = args_.head_dim * static_cast<int64_t>(sizeof(T));
     int64_t page = begin / args_.block_size;
-    int64_t slot = begin % args_.block_size;
+    int64_t row = begin % args_.block_size * args_.num_kv_heads + kv_head_;
     for (int64_t j = 0; j < std::min(kTile, end_ - begin); ++j) {
-      offsets_[j] = pages_[page] * args_.block_stride + (slot * args_.num_kv_heads + kv_head_) * args_.head_dim;
+      slots_[j] = {pages_[page] * args_.block_stride + row * args_.head_dim,
+                   pages_[page] * args_.scale_block_stride + row};
       for (int64_t i = 0; i < bytes; i += kCacheLine) {
-        __builtin_prefetch(reinterpret_cast<const char*>(static_cast<const T*>(args_.k_pool) + offsets_[j]) + i);
-        __builtin_prefetch(reinterpret_cast<const char*>(static_cast<const T*>(args_.v_pool) + offsets_[j]) + i);
+        __builtin_prefetch(reinterpret_cast<const char*>(static_cast<const T*>(args_.k_pool) + slots_[j].values) + i);
+        __builtin_prefetch(reinterpret_cast<const char*>(static_cast<const T*>(args_.v_pool) + slots_[j].values) + i);
       }
-      if (++slot == args_.block_size) {
-        slot = 0;
+      if constexpr (std::is_same_v<Element, Int8>) {
+        __builtin_prefetch(args_.k_scales + slots_[j].scales);
+        __builtin_prefetch(args_.v_scales + slots_[j].scales);
+      }
+      row += args_.num_kv_heads;
+      if (row >= args_.block_size * args_.num_kv_heads) {
+        row = kv_head_;
         ++page;
       }
     }
@@ -197,16 +284,21 @@ class TaskRun {
   // Widens the K and V of the tile that `find_tile` found.
   template <class Element>
   void load_tile(int64_t count) {
-    using T = typename Element::Type;
     const int64_t dim = args_.head_dim;
     for (int64_t j = 0; j < count; ++j) {
-      widen_row<Element>(static_cast<const T*>(args_.k_pool) + offsets_[j], &scratch_.row[j * scratch_.width], dim);
-      widen_row<Element>(static_cast<const T*>(args_.v_pool) + offsets_[j], &scratch_.values[j * scratch_.width], dim);
+      load_row<Element>(args_.k_pool, args_.k_scales, slots_[j], &scratch_.row[j * scratch_.width]);
+      load_row<Element>(args_.v_pool, args_.v_scales, slots_[j], &scratch_.values[j * scratch_.width]);
     }
     // Columns of positions that were not loaded hold whatever was there; their scores are overwritten.
     for (int64_t j = 0; j < count; j += 8)
       for (int64_t d = 0; d < dim; d += 8)
         transpose8(&scratch_.row[j * scratch_.width + d], scratch_.width, &scratch_.keys[d * kTile + j], kTile);
+  }
+
+  template <class Element>
+  void load_row(const void* pool, const uint16_t* scales, Slot slot, float* out) {
+    const float scale = std::is_same_v<Element, Int8> ? widen_bf16(scales[slot.scales]) : 1.0f;
+    widen_row<Element>(static_cast<const typename Element::Type*>(pool) + slot.values, scale, out, args_.head_dim);
   }
 
   void score(int64_t count) {
@@ -263,7 +355,7 @@ class TaskRun {
   const int32_t* pages_;
   int64_t kv_head_, group_, first_row_, rows_;
   int64_t first_position_, end_;
-  int64_t offsets_[kTile];  // of the K and V of the next tile's positions, in elements
+  Slot slots_[kTile];  // of the next tile's positions, at this task's head
 };
 
 // Tasks of the step, the longest ones (last tokens of a prompt) first within a sequence.
@@ -296,8 +388,10 @@ void attend(const PagedAttentionArgs& args) {
 #pragma omp for schedule(static)
     for (int64_t s = 0; s < args.num_sequences; ++s) {
       const int32_t* pages = args.kv_page_indices + args.kv_page_indptr[s];
-      for (int64_t row = args.qo_indptr[s]; row < args.qo_indptr[s + 1]; ++row)
-        store_token<Element>(args, row, pages, args.kv_lens[s] - (args.qo_indptr[s + 1] - row));
+      for (int64_t row = args.qo_indptr[s]; row < args.qo_indptr[s + 1]; ++row) {
+        const int64_t position = args.kv_lens[s] - (args.qo_indptr[s + 1] - row);
+        store_token<Element>(args, row, find_slot(args, pages, position));
+      }
     }
     Scratch scratch(task_tokens * group, args.head_dim);
 #pragma omp for schedule(dynamic)
@@ -309,5 +403,6 @@ void attend(const PagedAttentionArgs& args) {
 }  // namespace pando
 
 extern "C" __attribute__((visibility("default"))) void pando_paged_attention(const pando::PagedAttentionArgs* args) {
+  if (args->kv_format == pando::kInt8) return pando::attend<pando::Int8>(*args);
   pando::with_format(args->kv_format, [&](auto element) { pando::attend<decltype(element)>(*args); });
 }

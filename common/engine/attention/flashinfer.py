@@ -18,13 +18,11 @@ import torch
 from torch import Tensor
 
 from common.base.errors import Unsupported
-from common.engine.attention.base import HeadShape, PagedBatch
+from common.engine.attention.base import HeadShape, PagedBatch, check_kv_dtype
 from common.engine.layout import LayerPool
 
 WORKSPACE_BYTES = 128 * 1024 * 1024
 KV_LAYOUT = "NHD"  # [page, slot, head, dim], as in KVLayout
-
-_DTYPES = (torch.float16, torch.bfloat16)
 
 
 class FlashInferAttention:
@@ -32,6 +30,7 @@ class FlashInferAttention:
 
     name = "flashinfer"
     exact = False
+    kv_dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
 
     def __init__(self, heads: HeadShape, device: torch.device) -> None:
         """Import flashinfer and allocate its workspace.
@@ -59,8 +58,8 @@ class FlashInferAttention:
         Raises:
             Unsupported: the pool's dtype is not one of FlashInfer's 16-bit ones.
         """
-        if pool and pool[0].k.dtype not in _DTYPES:
-            raise Unsupported("attention backend flashinfer needs a KV cache of dtype fp16 or bf16")
+        if pool:
+            check_kv_dtype(self, pool[0].k.dtype)
         self._pool = pool
 
     def plan(self, batch: PagedBatch) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from common.engine.attention.base import HeadShape, PagedBatch
 from common.engine.layout import LayerPool
+from common.engine.quant import dequantise, dequantise_keys, quantise, quantise_keys
 
 
 class TorchRefAttention:
@@ -21,6 +22,7 @@ class TorchRefAttention:
 
     name = "torch_ref"
     exact = False
+    kv_dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 
     def __init__(self, heads: HeadShape) -> None:
         self._heads = heads
@@ -48,12 +50,28 @@ class TorchRefAttention:
         out = torch.empty(q.shape[0], self._heads.num_heads * self._heads.head_dim, dtype=torch.float32)
         for rows, blocks, offsets in self._sequences:
             new = rows.stop - rows.start
-            pool.k[blocks[-new:], offsets[-new:]] = k[rows].to(pool.k.dtype)
-            pool.v[blocks[-new:], offsets[-new:]] = v[rows].to(pool.v.dtype)
-            keys = pool.k[blocks, offsets].float()
-            values = pool.v[blocks, offsets].float()
+            _write(pool, blocks[-new:], offsets[-new:], k[rows], v[rows])
+            keys, values = _read(pool, blocks, offsets)
             out[rows] = causal_attention(q[rows], keys, values, self._heads.scale).flatten(1)
         return out
+
+
+def _write(pool: LayerPool, blocks: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
+    """Store k, v [n, num_kv_heads, head_dim] in n slots."""
+    if pool.scales is None:
+        pool.k[blocks, offsets] = k.to(pool.k.dtype)
+        pool.v[blocks, offsets] = v.to(pool.v.dtype)
+        return
+    pool.k[blocks, offsets], pool.scales.k[blocks, offsets] = quantise_keys(k)
+    pool.v[blocks, offsets], pool.scales.v[blocks, offsets] = quantise(v)
+
+
+def _read(pool: LayerPool, blocks: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """K and V [n, num_kv_heads, head_dim] of n slots in fp32."""
+    k, v = pool.k[blocks, offsets], pool.v[blocks, offsets]
+    if pool.scales is None:
+        return k.float(), v.float()
+    return dequantise_keys(k, pool.scales.k[blocks, offsets]), dequantise(v, pool.scales.v[blocks, offsets])
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

@@ -15,11 +15,20 @@ from common.engine.build import library_path
 
 
 class WeightFormat(IntEnum):
-    """Element type of packed weights and of the KV pool, as the kernels number them."""
+    """Element type of packed weights, as the kernels number them."""
 
     FP32 = 0
     BF16 = 1
     FP16 = 2
+
+
+class KvFormat(IntEnum):
+    """Element type of the KV pool; the first three are numbered as in `WeightFormat`."""
+
+    FP32 = 0
+    BF16 = 1
+    FP16 = 2
+    INT8 = 3
 
 
 class PagedAttentionArgs(ctypes.Structure):
@@ -32,12 +41,15 @@ class PagedAttentionArgs(ctypes.Structure):
         ("out", c_void_p),
         ("k_pool", c_void_p),
         ("v_pool", c_void_p),
+        ("k_scales", c_void_p),
+        ("v_scales", c_void_p),
         ("qo_indptr", c_void_p),
         ("kv_page_indptr", c_void_p),
         ("kv_page_indices", c_void_p),
         ("kv_lens", c_void_p),
         ("row_stride", c_int64),
         ("block_stride", c_int64),
+        ("scale_block_stride", c_int64),
         ("num_sequences", c_int64),
         ("block_size", c_int64),
         ("num_heads", c_int64),

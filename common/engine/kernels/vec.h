@@ -46,6 +46,9 @@ inline Vec load_bf16(const uint16_t* p) {
 inline Vec load_fp16(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
+inline Vec load_int8(const int8_t* p) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
 
 #elif defined(__AVX2__) && defined(__FMA__)
 
@@ -78,6 +81,9 @@ inline Vec load_bf16(const uint16_t* p) {
 }
 inline Vec load_fp16(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+inline Vec load_int8(const int8_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
 }
 
 #else  // any other CPU: plain loops, vectorised by the compiler where it can
@@ -126,6 +132,9 @@ inline Vec load_bf16(const uint16_t* p) {
 }
 inline Vec load_fp16(const uint16_t* p) {
   return each([&](int i) { return half_to_float(p[i]); });
+}
+inline Vec load_int8(const int8_t* p) {
+  return each([&](int i) { return static_cast<float>(p[i]); });
 }
 
 #endif
@@ -191,8 +200,8 @@ inline Vec exp(Vec x) {
   return zero_where_less(mul(p, power_of_two(n)), x, broadcast(-87.0f));
 }
 
-// Element formats of weights and KV; the numbers are those of `WeightFormat` in library.py.
-enum Format { kFp32 = 0, kBf16 = 1, kFp16 = 2 };
+// Element formats of weights and KV; the numbers are those of `WeightFormat` and `KvFormat` in library.py.
+enum Format { kFp32 = 0, kBf16 = 1, kFp16 = 2, kInt8 = 3 };
 
 struct Fp32 {
   using Type = float;
@@ -206,8 +215,12 @@ struct Fp16 {
   using Type = uint16_t;
   static Vec widen(const uint16_t* p) { return load_fp16(p); }
 };
+struct Int8 {  // KV only: a row's values are multiples of its scale
+  using Type = int8_t;
+  static Vec widen(const int8_t* p) { return load_int8(p); }
+};
 
-// Calls `f` with the element type that `format` names.
+// Calls `f` with the element type that `format`, one of floats, names.
 template <class F>
 inline void with_format(int format, F f) {
   switch (format) {

@@ -12,6 +12,7 @@ from common.engine.attention.cpu import CpuAttention
 from common.engine.attention.torch_ref import TorchRefAttention
 from common.engine.kernels.library import load_library
 from common.engine.layout import KVLayout
+from common.engine.quant import dequantise, dequantise_keys, quantise, quantise_keys
 
 NUM_BLOCKS = 40
 SHAPES = [HeadShape(4, 4, 16), HeadShape(9, 3, 64), HeadShape(8, 1, 34), HeadShape(5, 5, 2), HeadShape(100, 2, 8)]
@@ -37,7 +38,14 @@ def naive(q: Tensor, k: Tensor, v: Tensor, heads: HeadShape, start: int) -> Tens
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def as_stored(k: Tensor, v: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """fp32 rows as they are read back from a pool of `dtype`."""
+    if dtype == torch.int8:
+        return dequantise_keys(*quantise_keys(k)), dequantise(*quantise(v))
+    return k.to(dtype).float(), v.to(dtype).float()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8], ids=str)
 @pytest.mark.parametrize("heads", SHAPES, ids=str)
 @pytest.mark.parametrize("name", ["torch_ref", "cpu"])
 def test_paged_batch_equals_naive(name: str, heads: HeadShape, dtype: torch.dtype) -> None:
@@ -58,7 +66,7 @@ def test_paged_batch_equals_naive(name: str, heads: HeadShape, dtype: torch.dtyp
         first = 0
         for n, length in enumerate(lengths):
             rows = slice(first, first + length)
-            stored = (k[rows].to(dtype).float(), v[rows].to(dtype).float())
+            stored = as_stored(k[rows], v[rows], dtype)
             histories[n] = tuple(torch.cat(p) if starts[n] else p[1] for p in zip(histories[n], stored, strict=True))  # type: ignore[assignment]
             expected = naive(q[rows], *histories[n], heads, starts[n])
             torch.testing.assert_close(out[rows].double(), expected, atol=2e-5, rtol=1e-4)

@@ -62,10 +62,11 @@ def test_it_plans_in_flashinfers_terms(appended: list[tuple[Any, ...]]) -> None:
     assert appended[0][0].dtype == torch.bfloat16
 
 
-def test_an_fp32_pool_is_refused(appended: list[tuple[Any, ...]]) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
+def test_other_pools_are_refused(appended: list[tuple[Any, ...]], dtype: torch.dtype) -> None:
     attention = FlashInferAttention(HeadShape(4, 2, 8), torch.device("cpu"))
-    layout = KVLayout(1, 4, 2, 8, torch.float32)
-    with pytest.raises(Unsupported, match="fp16 or bf16"):
+    layout = KVLayout(1, 4, 2, 8, dtype)
+    with pytest.raises(Unsupported, match=r"flashinfer cannot keep KV as .*; --kv-cache-dtype may be fp16, bf16"):
         attention.attach(layout.layer_views(memoryview(bytearray(layout.block_bytes)), 1))
 
 

@@ -35,6 +35,44 @@ def test_k_and_v_of_all_layers_cover_a_block_once() -> None:
     assert not any(pool[: LAYOUT.block_bytes])
 
 
+def test_int8_scales_lie_behind_the_values() -> None:
+    layout = KVLayout(num_layers=3, block_size=3, num_kv_heads=1, head_dim=2, dtype=torch.int8)
+    assert layout.value_bytes == 48, "36 values, padded to a multiple of 16"
+    assert layout.block_bytes == 96, "18 scales are 36 bytes, padded to a multiple of 16"
+    pool = bytearray(5 * layout.block_bytes)
+    views = layout.layer_views(memoryview(pool), 5)
+    views[2].v[4, 1, 0, 1] = -3
+    scales = views[2].scales
+    assert scales is not None
+    scales.v[4, 1, 0] = 1.0
+    row = (2 * 2 + 1) * 3 + 1
+    block = pool[4 * layout.block_bytes :]
+    assert block[2 * row + 1] == 256 - 3
+    assert block[48 + 2 * row : 48 + 2 * row + 2] == b"\x80\x3f"
+    assert sum(byte != 0 for byte in pool) == 3
+
+
+def test_int8_rows_of_all_layers_cover_a_block_once() -> None:
+    layout = replace(LAYOUT, dtype=torch.int8)
+    pool = bytearray(2 * layout.block_bytes)
+    for number, layer in enumerate(layout.layer_views(memoryview(pool), 2)):
+        assert layer.scales is not None
+        layer.k[1], layer.v[1] = 2 * number + 1, 2 * number + 2
+        layer.scales.k[1], layer.scales.v[1] = 2 * number + 1, 2 * number + 2
+    values = torch.frombuffer(pool, dtype=torch.int8)[layout.block_bytes :][: layout.value_bytes].view(3, 2, 4, 2, 6)
+    scales = torch.frombuffer(pool, dtype=torch.bfloat16)[(layout.block_bytes + layout.value_bytes) // 2 :]
+    sides = torch.arange(1.0, 7.0).view(3, 2, 1, 1)
+    assert torch.equal(values.float(), sides[..., None].expand(3, 2, 4, 2, 6))
+    assert torch.equal(scales.view(3, 2, 4, 2).float(), sides.expand(3, 2, 4, 2))
+    assert not any(pool[: layout.block_bytes])
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_int8_blocks_take_little_more_than_half(head_dim: int) -> None:
+    layout = KVLayout(num_layers=30, block_size=16, num_kv_heads=3, head_dim=head_dim, dtype=torch.bfloat16)
+    assert replace(layout, dtype=torch.int8).block_bytes <= 0.54 * layout.block_bytes
+
+
 def test_the_digest_tells_every_field_apart() -> None:
     others = [
         replace(LAYOUT, num_layers=4),
@@ -43,8 +81,9 @@ def test_the_digest_tells_every_field_apart() -> None:
         replace(LAYOUT, head_dim=8),
         replace(LAYOUT, dtype=torch.float16),
         replace(LAYOUT, dtype=torch.bfloat16),
+        replace(LAYOUT, dtype=torch.int8),
     ]
-    assert len({layout.layout_digest() for layout in [LAYOUT, *others]}) == 7
+    assert len({layout.layout_digest() for layout in [LAYOUT, *others]}) == 8
     assert replace(LAYOUT).layout_digest() == LAYOUT.layout_digest()
 
 
@@ -55,8 +94,10 @@ def test_a_bad_buffer_is_refused(buffer: memoryview) -> None:
 
 
 def test_kv_dtype_names() -> None:
-    assert [kv_dtype(name) for name in ("fp32", "fp16", "bf16")] == [torch.float32, torch.float16, torch.bfloat16]
-    with pytest.raises(Unsupported):
-        kv_dtype("int8")
-    with pytest.raises(InvalidRequest):
-        kv_dtype("fp8")
+    names = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "int8": torch.int8}
+    assert {name: kv_dtype(name) for name in names} == names
+    for reserved in ("fp8", "fp8_e4m3", "fp8_e5m2"):
+        with pytest.raises(Unsupported, match="auto, fp32, fp16, bf16, int8"):
+            kv_dtype(reserved)
+    with pytest.raises(InvalidRequest, match="known: auto, fp32, fp16, bf16, int8"):
+        kv_dtype("int4")

@@ -41,8 +41,9 @@ def test_without_a_path_it_computes_in_fp32_and_says_so() -> None:
 
 def test_kv_dtype_is_its_own_choice() -> None:
     assert resolve("bf16", "fp32", FP32, everything) == Numerics(BF16, BF16, FP32)
-    with pytest.raises(Unsupported):
-        resolve("auto", "int8", BF16, everything)
+    assert resolve("auto", "int8", BF16, fp32_only).kv == torch.int8
+    with pytest.raises(Unsupported, match="int8"):
+        resolve("auto", "fp8", BF16, everything)
     with pytest.raises(InvalidRequest):
         resolve("int4", "auto", BF16, everything)
 
@@ -56,8 +57,9 @@ def test_the_id_tells_every_part_apart() -> None:
         numerics_id("cpu", "abc", Numerics(FP32, FP32, BF16)),
         numerics_id("cpu", "abc", Numerics(BF16, BF16, BF16)),
         numerics_id("cpu", "abc", Numerics(BF16, FP32, FP32)),
+        numerics_id("cpu", "abc", Numerics(BF16, FP32, torch.int8)),
     }
-    assert len(ids) == 6
+    assert len(ids) == 7
     assert numerics_id("cpu", "abc", Numerics(BF16, FP32, BF16, ("a note",))) in ids
 
 

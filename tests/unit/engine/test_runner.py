@@ -11,6 +11,7 @@ import torch
 
 from common.base.errors import InvalidRequest, Unsupported
 from common.engine import loader
+from common.engine.attention.cpu import CpuAttention
 from common.engine.draw import NOTHING_TO_DRAW
 from common.engine.loader import EngineConfig, build_runner, choose_backend
 from common.engine.runner import NOT_FINITE, ModelRunner
@@ -21,6 +22,7 @@ from tests.support.engine_steps import forward_logits, greedy_spec, make_runner,
 from tests.support.tiny_models import TINY_LLAMA, random_weights
 
 TOKENS = [5, 9, 200, 3, 77, 15]
+LONG = [(7 * i * i + i) % 211 for i in range(70)]
 
 
 @pytest.fixture(params=["torch_ref", "cpu"])
@@ -124,4 +126,21 @@ def test_backend_choice() -> None:
 def test_numerics_ids_differ_by_backend_and_dtype() -> None:
     weights = random_weights(TINY_LLAMA, torch.bfloat16)
     cases = [("cpu", "auto", "auto"), ("torch_ref", "auto", "auto"), ("cpu", "fp32", "auto"), ("cpu", "auto", "fp16")]
-    assert len({make_runner(TINY_LLAMA, weights, b, dtype=d, kv=kv).numerics_id for b, d, kv in cases}) == 4
+    cases.append(("cpu", "auto", "int8"))
+    assert len({make_runner(TINY_LLAMA, weights, b, dtype=d, kv=kv).numerics_id for b, d, kv in cases}) == 5
+
+
+def test_a_backend_that_cannot_keep_a_dtype_says_so_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuAttention, "kv_dtypes", (torch.float32, torch.bfloat16))
+    with pytest.raises(Unsupported, match="backend cpu cannot keep KV as int8; --kv-cache-dtype may be fp32, bf16"):
+        make_runner(TINY_LLAMA, random_weights(TINY_LLAMA), "cpu", kv="int8")
+
+
+def test_int8_logits_are_close_to_the_reference_and_to_fp32() -> None:
+    logits = {
+        case: forward_logits(make_runner(TINY_LLAMA, random_weights(TINY_LLAMA), case[0], kv=case[1]), LONG, range(5))
+        for case in (("cpu", "int8"), ("torch_ref", "int8"), ("torch_ref", "fp32"))
+    }
+    torch.testing.assert_close(logits["cpu", "int8"], logits["torch_ref", "int8"], atol=2e-3, rtol=0)
+    error = (logits["cpu", "int8"] - logits["torch_ref", "fp32"]).abs().max()
+    assert 1e-4 < error < 0.1, f"int8 logits are {error} away from those with fp32 KV"
