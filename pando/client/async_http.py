@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 import httpx
 
-from common.base.errors import Cancelled, Leg, PeerLost, Unsupported
+from common.base.errors import Leg, PandoError, PeerLost, Unsupported
 from pando.client import convert, http_codec
 from pando.client.async_stream import AsyncStream, ask
-from pando.client.http import CONNECT_S, status_error, transport_error
+from pando.client.http import CONNECT_S, STREAM_LIMITS, status_error, transport_error
+from pando.client.line import Line
 from pando.client.retry import Retry
 from pando.client.stream import DEFAULT_RETRY, DEFAULT_TIMEOUT_S
 from pando.client.target import http_url
@@ -34,8 +36,7 @@ class _HttpCall:
         self._prompt = prompt
         self._options = options
         self._left_s = left_s
-        self._response: httpx.Response | None = None
-        self._cancelled = False
+        self._line = Line()
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
         """See `AsyncCall`."""
@@ -45,25 +46,22 @@ class _HttpCall:
         reader = http_codec.EventReader(self._options["request_id"], self._options, shown)
         body = {**http_codec.generate_body(sent, self._options), "timeout_s": self._left_s}
         try:
-            async with self._http.stream("POST", "/generate", json=body, timeout=timeout) as response:
-                self._response = response
+            async with self._http.stream(
+                "POST", "/generate", json=body, timeout=timeout, extensions={"trace": self._line.trace_async}
+            ) as response:
                 if response.status_code != 200:
                     await response.aread()
                     raise status_error(response)
                 async for event in _events(response):
                     yield reader.chunk(event)
         except httpx.HTTPError as error:
-            raise transport_error(error) from error
-        except httpx.StreamError as error:
-            if self._cancelled:
-                raise Cancelled("the stream was closed") from error
-            raise
+            raise self._line.error() or transport_error(error) from error
+        except PandoError as error:
+            raise self._line.error() or error from None
 
     async def cancel(self) -> None:
         """See `AsyncCall`."""
-        self._cancelled = True
-        if self._response is not None:
-            await self._response.aclose()
+        self._line.cut()
 
     async def _sendable(self) -> str | Sequence[int]:
         prompt = self._prompt
@@ -98,10 +96,15 @@ class AsyncHttpClient:
         self.base_url = (base_url or http_url()).rstrip("/")
         self._timeout_s = timeout_s
         self._retry = retry
-        limits = httpx.Limits(max_connections=256)
-        self._http = httpx.AsyncClient(
-            base_url=self.base_url, headers=headers, transport=transport, limits=limits, trust_env=False
-        )
+        options: dict[str, Any] = {
+            "base_url": self.base_url,
+            "headers": headers,
+            "transport": transport,
+            "verify": ssl.create_default_context(),
+            "trust_env": False,
+        }
+        self._http = httpx.AsyncClient(**options)
+        self._streams = httpx.AsyncClient(**options, limits=STREAM_LIMITS)
 
     async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
         """Continue a prompt and return the whole answer.
@@ -117,7 +120,7 @@ class AsyncHttpClient:
         given = convert.checked(options)
 
         def begin(timeout_s: float) -> _HttpCall:
-            return _HttpCall(self, self._http, prompt, given, timeout_s)
+            return _HttpCall(self, self._streams, prompt, given, timeout_s)
 
         timeout_s = given.get("timeout_s", self._timeout_s)
         return AsyncStream(begin, given["request_id"], given.get("n", 1), self._retry, timeout_s)
@@ -158,6 +161,7 @@ class AsyncHttpClient:
     async def close(self) -> None:
         """Close the connections."""
         await self._http.aclose()
+        await self._streams.aclose()
 
     async def __aenter__(self) -> Self:
         return self

@@ -6,20 +6,24 @@ What HTTP has no route for raises Unsupported.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 import httpx
 
-from common.base.errors import Cancelled, DeadlineExceeded, Leg, PandoError, PeerLost, Unsupported
+from common.base.errors import DeadlineExceeded, Leg, PandoError, PeerLost, Unsupported
 from pando.client import convert, http_codec
+from pando.client.line import Line
 from pando.client.retry import Retry
 from pando.client.stream import DEFAULT_RETRY, DEFAULT_TIMEOUT_S, Stream, ask
 from pando.client.target import http_url
 from pando.client.types import Chunk, Generation, ModelInfo, Options, Prompt, Tokenized, WorkerInfo
 
 CONNECT_S = 5.0
+STREAM_LIMITS = httpx.Limits(max_connections=1024, max_keepalive_connections=0)
+"""Every stream has a connection of its own."""
 
 
 def transport_error(error: httpx.HTTPError) -> PandoError:
@@ -47,32 +51,28 @@ class _HttpCall:
         self._body = {**body, "timeout_s": timeout_s}
         self._reader = reader
         self._timeout_s = timeout_s
-        self._response: httpx.Response | None = None
-        self._cancelled = False
+        self._line = Line()
 
     def chunks(self) -> Iterator[Chunk]:
         """See `Call`."""
         timeout = httpx.Timeout(self._timeout_s, connect=min(CONNECT_S, self._timeout_s))
         try:
-            with self._http.stream("POST", "/generate", json=self._body, timeout=timeout) as response:
-                self._response = response
+            with self._http.stream(
+                "POST", "/generate", json=self._body, timeout=timeout, extensions={"trace": self._line.trace}
+            ) as response:
                 if response.status_code != 200:
                     response.read()
                     raise status_error(response)
                 for event in http_codec.events(response.iter_lines()):
                     yield self._reader.chunk(event)
         except httpx.HTTPError as error:
-            raise transport_error(error) from error
-        except httpx.StreamError as error:
-            if self._cancelled:
-                raise Cancelled("the stream was closed") from error
-            raise
+            raise self._line.error() or transport_error(error) from error
+        except PandoError as error:
+            raise self._line.error() or error from None
 
     def cancel(self) -> None:
         """See `Call`."""
-        self._cancelled = True
-        if self._response is not None:
-            self._response.close()
+        self._line.cut()
 
 
 class HttpClient:
@@ -98,10 +98,15 @@ class HttpClient:
         self.base_url = (base_url or http_url()).rstrip("/")
         self._timeout_s = timeout_s
         self._retry = retry
-        limits = httpx.Limits(max_connections=256)
-        self._http = httpx.Client(
-            base_url=self.base_url, headers=headers, transport=transport, limits=limits, trust_env=False
-        )
+        options: dict[str, Any] = {
+            "base_url": self.base_url,
+            "headers": headers,
+            "transport": transport,
+            "verify": ssl.create_default_context(),
+            "trust_env": False,
+        }
+        self._http = httpx.Client(**options)
+        self._streams = httpx.Client(**options, limits=STREAM_LIMITS)
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
         """Continue a prompt and return the whole answer.
@@ -121,7 +126,7 @@ class HttpClient:
 
         def begin(timeout_s: float) -> _HttpCall:
             reader = http_codec.EventReader(given["request_id"], given, shown)
-            return _HttpCall(self._http, body, reader, timeout_s)
+            return _HttpCall(self._streams, body, reader, timeout_s)
 
         timeout_s = given.get("timeout_s", self._timeout_s)
         return Stream(begin, given["request_id"], given.get("n", 1), self._retry, timeout_s)
@@ -162,6 +167,7 @@ class HttpClient:
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
+        self._streams.close()
 
     def __enter__(self) -> Self:
         return self

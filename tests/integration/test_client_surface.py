@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -152,6 +153,38 @@ def test_leaving_a_stream_cancels_it(client: Any, served: GatewayThread) -> None
     with client.stream("hi", max_tokens=10) as stream:
         next(iter(stream))
     assert served.fake.wait_for(lambda: served.fake.num_cancelled == before + 1)
+
+
+@pytest.mark.parametrize("pause_at", [0, 2])
+@pytest.mark.parametrize("name", ["Client", "HttpClient"])
+def test_closing_wakes_the_thread_that_waits(served: GatewayThread, name: str, pause_at: int) -> None:
+    served.set_knobs(Knobs(pause_at=pause_at))
+    before = served.fake.num_paused
+    where = served.url if name == "HttpClient" else served.router_address
+    with getattr(pando, name)(where) as client, ThreadPoolExecutor(1) as pool:
+        stream = client.stream("hi", max_tokens=10)
+        waiting = pool.submit(stream.collect)
+        assert served.fake.wait_for(lambda: served.fake.num_paused > before)
+        stream.close()
+        assert isinstance(waiting.exception(timeout=10), Cancelled)
+    served.settle()
+
+
+@pytest.mark.parametrize("pause_at", [0, 2])
+@pytest.mark.parametrize("name", ["AsyncClient", "AsyncHttpClient"])
+async def test_closing_wakes_the_task_that_waits(served: GatewayThread, name: str, pause_at: int) -> None:
+    served.set_knobs(Knobs(pause_at=pause_at))
+    before = served.fake.num_paused
+    where = served.url if name == "AsyncHttpClient" else served.router_address
+    async with getattr(pando, name)(where) as client:
+        stream = client.stream("hi", max_tokens=10)
+        waiting = asyncio.create_task(stream.collect())
+        assert await asyncio.to_thread(served.fake.wait_for, lambda: served.fake.num_paused > before)
+        await stream.close()
+        async with asyncio.timeout(10):
+            with pytest.raises(Cancelled):
+                await waiting
+    await asyncio.to_thread(served.settle)
 
 
 def test_errors_are_typed(client: Any) -> None:
