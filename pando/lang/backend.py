@@ -10,14 +10,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from common.base.errors import Unsupported
 from pando.client.types import Generation, TokenLogprob
 from pando.lang.expr import Gen, Select
 from pando.lang.script import Script
 
-OnText = Callable[[str], None]
+
+class Listener(Protocol):
+    """Who wants to know how a call goes on."""
+
+    def began(self, cancel: Callable[[], None]) -> None:
+        """The call runs; `cancel`, from any thread, ends it."""
+
+    def said(self, text: str) -> None:
+        """A piece of the first choice came ("" for a sign of life)."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -47,14 +55,13 @@ class Backend(ABC):
     """Where programs run; a context manager that closes it."""
 
     @abstractmethod
-    def generate(self, at: Position, gen: Gen, on_text: OnText) -> Answer:
+    def generate(self, at: Position, gen: Gen, listener: Listener) -> Answer:
         """Have the model go on.
 
         Args:
             at: from here.
             gen: the call, with all its options.
-            on_text: called with every piece of the first choice as it comes ("" for a sign of life); may raise to
-                end the call.
+            listener: is told of every piece as it comes; may raise to end the call.
 
         Raises:
             PandoError: it failed, or the backend cannot do it.

@@ -10,7 +10,7 @@ from common.base.errors import InvalidRequest
 from pando.client.http import HttpClient
 from pando.client.sync_client import Client
 from pando.client.target import grpc_target
-from pando.lang.backend import Answer, Backend, OnText, Position, metas_of
+from pando.lang.backend import Answer, Backend, Listener, Position, metas_of
 from pando.lang.expr import Gen, Select
 from pando.lang.scoring import score
 from pando.lang.spelling import keep, spell, split, tail_ids
@@ -31,12 +31,13 @@ class RuntimeEndpoint(Backend):
         self._owned = not isinstance(where, Client | HttpClient)
         self.client = where if isinstance(where, Client | HttpClient) else _connect(where or grpc_target())
 
-    def generate(self, at: Position, gen: Gen, on_text: OnText) -> Answer:
+    def generate(self, at: Position, gen: Gen, listener: Listener) -> Answer:
         """See `Backend`."""
         prompt = spell(self.client, at)
         with self.client.stream(prompt.ids, **gen.options) as stream:
+            listener.began(stream.close)
             for chunk in stream:
-                on_text(chunk.text if chunk.choice == 0 else "")
+                listener.said(chunk.text if chunk.choice == 0 else "")
             whole = stream.collect()
         first = whole.choices[0]
         position = Position(at.script.append(first.text), keep(self.client, prompt, first))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -57,10 +57,22 @@ class Run:
         self.executors: list[Executor] = []
         self._pool = ThreadPoolExecutor(max_parallel, thread_name_prefix="pando-lang")
         self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._cancels: dict[Executor, Callable[[], None]] = {}
 
     def submit(self, executor: Executor) -> None:
         """Give a state a thread."""
         self._pool.submit(executor.work)
+
+    def note_call(self, executor: Executor, cancel: Callable[[], None] | None) -> None:
+        """What ends the call that a state makes now; None: it has ended."""
+        with self._lock:
+            if cancel is None:
+                self._cancels.pop(executor, None)
+                return
+            self._cancels[executor] = cancel
+        if self._stopping.is_set():
+            cancel()
 
     def note_output(self) -> None:
         """The model answers. Raises Stopped when nobody wants that any more."""
@@ -72,6 +84,10 @@ class Run:
         """Wait for all states and end the threads; with `stop` calls that still run are cut short."""
         if stop:
             self._stopping.set()
+            with self._lock:
+                cancels = list(self._cancels.values())
+            for cancel in cancels:
+                cancel()
         for executor in self.executors:
             executor.wait_idle()
         self._pool.shutdown()
@@ -241,12 +257,10 @@ class Executor:
         self.position = Position(script, self.position.memo)
 
     def _generate(self, gen: Gen) -> None:
-        def on_text(text: str) -> None:
-            self.run.note_output()
-            if text:
-                self.tape.append(Piece(text, gen.name))
-
-        answer = self.run.backend.generate(self.position, gen, on_text)
+        try:
+            answer = self.run.backend.generate(self.position, gen, _Ear(self, gen.name))
+        finally:
+            self.run.note_call(self, None)
         several = gen.options.get("n", 1) > 1
         self._take(gen.name, answer, several)
 
@@ -264,3 +278,21 @@ class Executor:
             self._values[name] = list(answer.texts) if several else answer.texts[0]
             self._metas[name] = list(answer.metas) if several else answer.metas[0]
         self.tape.append(Piece("", name, ends=True))
+
+
+class _Ear:
+    """Hears how a call of one state goes on; a `Listener`."""
+
+    def __init__(self, executor: Executor, name: str) -> None:
+        self._executor = executor
+        self._name = name
+
+    def began(self, cancel: Callable[[], None]) -> None:
+        """See `Listener`."""
+        self._executor.run.note_call(self._executor, cancel)
+
+    def said(self, text: str) -> None:
+        """See `Listener`. Raises Stopped when nobody wants to know any more."""
+        self._executor.run.note_output()
+        if text:
+            self._executor.tape.append(Piece(text, self._name))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,10 +17,11 @@ import httpx
 
 from common.base.errors import InvalidRequest, PeerLost, Unsupported
 from pando.client.convert import schema_text, stops
-from pando.client.http import CONNECT_S, status_error, transport_error
+from pando.client.http import CONNECT_S, STREAM_LIMITS, status_error, transport_error
 from pando.client.http_codec import event_of
+from pando.client.line import Line
 from pando.client.types import TokenLogprob
-from pando.lang.backend import Answer, Backend, OnText, Position
+from pando.lang.backend import Answer, Backend, Listener, Position
 from pando.lang.choices import Scored
 from pando.lang.expr import Gen, Select
 from pando.lang.script import Script
@@ -56,23 +58,28 @@ class OpenAI(Backend):
         self._model = model_name
         self._extensions = extensions
         key = api_key or os.environ.get("OPENAI_API_KEY", "")
-        self._http = httpx.Client(
-            base_url=base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_URL,
-            headers={"authorization": f"Bearer {key}"} if key else None,
-            timeout=httpx.Timeout(timeout_s, connect=CONNECT_S),
-            transport=transport,
-        )
+        options: dict[str, Any] = {
+            "base_url": base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_URL,
+            "headers": {"authorization": f"Bearer {key}"} if key else None,
+            "timeout": httpx.Timeout(timeout_s, connect=CONNECT_S),
+            "transport": transport,
+            "verify": ssl.create_default_context(),
+        }
+        self._http = httpx.Client(**options)
+        self._streams = httpx.Client(**options, limits=STREAM_LIMITS)
 
-    def generate(self, at: Position, gen: Gen, on_text: OnText) -> Answer:
+    def generate(self, at: Position, gen: Gen, listener: Listener) -> Answer:
         """See `Backend`."""
         path, body = self._request(at.script, gen.options)
+        line = Line()
+        listener.began(line.cut)
         answers = [_Choice() for _ in range(gen.options.get("n", 1))]
         usage: Mapping[str, Any] = {}
-        for event in self._events(path, body):
+        for event in self._events(path, body, line):
             usage = event.get("usage") or usage
             for choice in event.get("choices", ()):
                 text = answers[choice["index"]].take(choice)
-                on_text(text if choice["index"] == 0 else "")
+                listener.said(text if choice["index"] == 0 else "")
         texts = ["".join(answer.texts) for answer in answers]
         position = Position(at.script.append(texts[0]))
         return Answer(texts, [answer.meta(usage) for answer in answers], position)
@@ -94,6 +101,7 @@ class OpenAI(Backend):
     def close(self) -> None:
         """See `Backend`."""
         self._http.close()
+        self._streams.close()
 
     def _request(self, script: Script, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         body = {"model": self._model, "stream": True, "stream_options": {"include_usage": True}}
@@ -121,20 +129,20 @@ class OpenAI(Backend):
             raise Unsupported(f"{name} is no field of OpenAI's API; OpenAI(extensions=True) sends it", param=name)
         return fields
 
-    def _events(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    def _events(self, path: str, body: Mapping[str, Any], line: Line) -> Iterator[dict[str, Any]]:
         try:
-            with self._http.stream("POST", path, json=body) as response:
+            with self._streams.stream("POST", path, json=body, extensions={"trace": line.trace}) as response:
                 if response.status_code != 200:
                     response.read()
                     raise status_error(response)
-                for line in response.iter_lines():
-                    event = event_of(line)
+                for text in response.iter_lines():
+                    event = event_of(text)
                     if event == {}:
                         return
                     if event is not None:
                         yield event
         except httpx.HTTPError as error:
-            raise transport_error(error) from error
+            raise line.error() or transport_error(error) from error
         raise PeerLost("the stream was cut")
 
     def _echo(self, text: str) -> Mapping[str, Any]:

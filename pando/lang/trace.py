@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pando.lang.backend import Answer, Backend, OnText, Position
+from pando.lang.backend import Answer, Backend, Listener, Position
 from pando.lang.expr import Gen, Select
 
 
 class TraceBackend(Backend):
     """Writes `<name>` where a model would write."""
 
-    def generate(self, at: Position, gen: Gen, on_text: OnText) -> Answer:
+    def generate(self, at: Position, gen: Gen, listener: Listener) -> Answer:
         """See `Backend`."""
         text = f"<{gen.name or 'gen'}>"
-        on_text(text)
+        listener.said(text)
         return _answer(at, [text] * gen.options.get("n", 1))
 
     def select(self, at: Position, select: Select) -> Answer:

@@ -138,17 +138,30 @@ def test_streams(endpoint: Backend) -> None:
     assert list(state.text_iter("x"))[:3] == ["a", "l", "p"] and state["x"] == "alpha"
 
 
-def test_a_program_that_ends_early_cancels_its_calls(endpoint: Backend, served: GatewayThread) -> None:
+@pytest.mark.parametrize("pause_at", [0, 3])
+def test_a_program_that_ends_early_cancels_its_calls(endpoint: Backend, served: GatewayThread, pause_at: int) -> None:
+    check_cancelled(endpoint, served, pause_at)
+
+
+@pytest.mark.parametrize("pause_at", [0, 3])
+def test_so_it_does_with_openai(openai: OpenAI, served: GatewayThread, pause_at: int) -> None:
+    check_cancelled(openai, served, pause_at)
+
+
+def check_cancelled(backend: Backend, served: GatewayThread, pause_at: int) -> None:
+    """The call waits for ever; the program does not."""
+
     @function
     def program(s: Any) -> None:
         s += "hi" + gen("x", max_tokens=1900)
-        assert served.fake.wait_for(lambda: len(served.fake.requests) > 0)
+        assert served.fake.wait_for(lambda: served.fake.num_paused > paused)
         raise ZeroDivisionError
 
-    before = served.fake.num_cancelled
+    served.set_knobs(Knobs(pause_at=pause_at))
+    paused, cancelled = served.fake.num_paused, served.fake.num_cancelled
     with pytest.raises(ZeroDivisionError):
-        program.run(backend=endpoint)
-    assert served.fake.wait_for(lambda: served.fake.num_cancelled == before + 1)
+        program.run(backend=backend)
+    assert served.fake.wait_for(lambda: served.fake.num_cancelled == cancelled + 1)
 
 
 def test_errors_reach_the_program(endpoint: Backend, served: GatewayThread) -> None:

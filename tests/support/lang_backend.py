@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from common.base.errors import PandoError
-from pando.lang.backend import Answer, Backend, OnText, Position
+from pando.lang.backend import Answer, Backend, Listener, Position
 from pando.lang.expr import Gen, Select
 
 
@@ -36,7 +36,7 @@ class FakeBackend(Backend):
         with self._changed:
             return self._changed.wait_for(lambda: len(self.prompts) >= count, timeout=10)
 
-    def generate(self, at: Position, gen: Gen, on_text: OnText) -> Answer:
+    def generate(self, at: Position, gen: Gen, listener: Listener) -> Answer:
         """See `Backend`."""
         with self._changed:
             self.prompts.append(at.script.plain())
@@ -45,17 +45,17 @@ class FakeBackend(Backend):
             self.max_active = max(self.max_active, self._active)
             self._changed.notify_all()
         try:
-            return self._run(at, gen, on_text)
+            return self._run(at, gen, listener)
         finally:
             with self._changed:
                 self._active -= 1
 
-    def _run(self, at: Position, gen: Gen, on_text: OnText) -> Answer:
+    def _run(self, at: Position, gen: Gen, listener: Listener) -> Answer:
         answer = self._answer(at.script.plain())
         if isinstance(answer, PandoError):
             raise answer
         for letter in answer:
-            on_text(letter)
+            listener.said(letter)
             assert self.gate.wait(timeout=10), "the gate stayed closed"
         num = gen.options.get("n", 1)
         texts = [answer, *(f"{answer}#{index}" for index in range(1, num))]
