@@ -3,13 +3,16 @@
 A region is one memfd, mapped shared. Pages come into being when first touched, so a large region costs nothing at
 start, and nothing of it outlives the processes that map it, not even after kill -9::
 
-    page 0..k   header (magic, version, incarnation, num_extents, extent_bytes), then one u64 generation per extent
+    page 0..k   header (magic, version, flags, incarnation, num_extents, extent_bytes), then a u64 generation per extent
     page k+1..  data: num_extents * extent_bytes, extent i at i * extent_bytes
 
 Invariants: only the owner writes (the kernel refuses every other writable mapping: F_SEAL_FUTURE_WRITE) and the size
 never changes (F_SEAL_SHRINK), so a reader's mapping can neither change the data nor fault. The owner bumps an extent's
 generation *before* it writes other bytes into it; a reader that saw the same generation before and after its copy and
 the right checksum has the bytes that were lent.
+
+In a *spanning* region extents are pages: what is lent begins on one and may run over those after it, and the generation
+of the first page stands for all of it. Its owner bumps that one before any of these pages get other bytes.
 
 It does not know what the extents hold, who was lent them, or how they travel.
 """
@@ -28,7 +31,8 @@ from common.base.errors import InvalidRequest, Leg
 
 _MAGIC = b"PANDOREG"
 _VERSION = 1
-_HEADER = struct.Struct("<8sIIQQQ")  # magic, version, reserved, incarnation, num_extents, extent_bytes
+_HEADER = struct.Struct("<8sIIQQQ")  # magic, version, flags, incarnation, num_extents, extent_bytes
+_SPANNING = 1
 _INCARNATION_OFFSET = 16
 _GENERATIONS_OFFSET = 64
 _F_SEAL_FUTURE_WRITE = 0x0010  # linux/fcntl.h; the fcntl module names it from Python 3.13 on
@@ -37,10 +41,11 @@ _OWNER_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_SEAL_FUTURE_WRITE
 
 @dataclass(slots=True, frozen=True)
 class Geometry:
-    """Where the parts of a region lie; sizes in bytes."""
+    """Where the parts of a region lie; sizes in bytes. With `spanning`, what is lent may cross to the next extent."""
 
     num_extents: int
     extent_bytes: int
+    spanning: bool = False
 
     @property
     def data_offset(self) -> int:
@@ -54,15 +59,19 @@ class Geometry:
         return self.num_extents * self.extent_bytes
 
     def extent_of(self, offset: int, length: int) -> int:
-        """The extent that holds `[offset, offset + length)` of the data.
+        """The extent whose generation stands for `[offset, offset + length)` of the data.
 
         Raises:
-            InvalidRequest: the span is empty, out of bounds or crosses from one extent into another.
+            InvalidRequest: the span is empty, out of bounds, or crosses from one extent into another; where spans may
+                cross, it does not begin with an extent.
         """
         if length <= 0 or offset < 0 or offset + length > self.data_bytes:
             raise _refused(f"{length} bytes at {offset} are not within {self.data_bytes} bytes", "out_of_bounds")
         index = offset // self.extent_bytes
-        if offset + length > (index + 1) * self.extent_bytes:
+        if self.spanning:
+            if offset != index * self.extent_bytes:
+                raise _refused(f"{length} bytes at {offset} begin within an extent", "out_of_bounds")
+        elif offset + length > (index + 1) * self.extent_bytes:
             raise _refused(f"{length} bytes at {offset} cross an extent of {self.extent_bytes} bytes", "out_of_bounds")
         return index
 
@@ -87,14 +96,16 @@ class Region:
         self._closed = False
 
     @classmethod
-    def create(cls, num_extents: int, extent_bytes: int) -> Region:
+    def create(cls, num_extents: int, extent_bytes: int, *, spanning: bool = False) -> Region:
         """Reserve address space for `num_extents * extent_bytes` bytes, all zero, none of it touched yet.
+
+        With `spanning`, extents are pages that are lent in runs.
 
         Raises:
             OSError: the kernel has no room for the mapping.
         """
         assert num_extents > 0 and extent_bytes > 0, (num_extents, extent_bytes)
-        geometry = Geometry(num_extents, extent_bytes)
+        geometry = Geometry(num_extents, extent_bytes, spanning)
         size = geometry.data_offset + geometry.data_bytes
         fd = os.memfd_create("pando-region", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -104,7 +115,8 @@ class Region:
         except BaseException:
             os.close(fd)
             raise
-        _HEADER.pack_into(mapping, 0, _MAGIC, _VERSION, 0, 0, num_extents, extent_bytes)
+        flags = _SPANNING if spanning else 0
+        _HEADER.pack_into(mapping, 0, _MAGIC, _VERSION, flags, 0, num_extents, extent_bytes)
         return cls(fd, mapping, geometry)
 
     @property
@@ -188,10 +200,11 @@ class RegionView:
         if not seals & fcntl.F_SEAL_SHRINK:
             raise _refused("the peer's region could shrink under its readers", "bad_region")
         mapping = mmap.mmap(fd, info.st_size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-        magic, version, _, self.incarnation, num_extents, extent_bytes = _HEADER.unpack_from(mapping, 0)
-        self.geometry = Geometry(num_extents, extent_bytes)
+        magic, version, flags, self.incarnation, num_extents, extent_bytes = _HEADER.unpack_from(mapping, 0)
+        self.geometry = Geometry(num_extents, extent_bytes, flags == _SPANNING)
         expected = self.geometry.data_offset + self.geometry.data_bytes
-        if magic != _MAGIC or version != _VERSION or expected != info.st_size:
+        known = magic == _MAGIC and version == _VERSION and flags in (0, _SPANNING)
+        if not known or expected != info.st_size:
             raise _refused(f"the peer's region is not of version {_VERSION} or has a wrong size", "bad_region")
         whole = memoryview(mapping)
         self._generations = whole[_GENERATIONS_OFFSET : _GENERATIONS_OFFSET + 8 * num_extents].cast("Q")

@@ -25,27 +25,69 @@ _sym_db = _symbol_database.Default()
 from pando.v1 import types_pb2 as pando_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16pando/v1/kvstore.proto\x12\x08pando.v1\x1a\x14pando/v1/types.proto\"\x81\x01\n\nPutRequest\x12 \n\x04keys\x18\x01 \x03(\x0b\x32\x12.pando.v1.BlockKey\x12!\n\x07\x65xtents\x18\x02 \x03(\x0b\x32\x10.pando.v1.Extent\x12.\n\tendpoints\x18\x03 \x03(\x0b\x32\x1b.pando.v1.TransportEndpoint\"1\n\x0bPutResponse\x12\"\n\x06states\x18\x01 \x03(\x0e\x32\x12.pando.v1.PutState\"9\n\x15LookupAndLeaseRequest\x12 \n\x04keys\x18\x01 \x03(\x0b\x32\x12.pando.v1.BlockKey\"\x80\x01\n\x16LookupAndLeaseResponse\x12.\n\tendpoints\x18\x01 \x03(\x0b\x32\x1b.pando.v1.TransportEndpoint\x12%\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x15.pando.v1.LeasedBlock\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01\"U\n\x0bLeasedBlock\x12$\n\x05state\x18\x01 \x01(\x0e\x32\x15.pando.v1.LookupState\x12 \n\x06\x65xtent\x18\x02 \x01(\x0b\x32\x10.pando.v1.Extent*j\n\x08PutState\x12\x19\n\x15PUT_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10PUT_STATE_STORED\x10\x01\x12\x16\n\x12PUT_STATE_NO_SPACE\x10\x02\x12\x15\n\x11PUT_STATE_CORRUPT\x10\x03*\x8a\x01\n\x0bLookupState\x12\x1c\n\x18LOOKUP_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10LOOKUP_STATE_HIT\x10\x01\x12\x15\n\x11LOOKUP_STATE_MISS\x10\x02\x12\x18\n\x14LOOKUP_STATE_EXPIRED\x10\x03\x12\x16\n\x12LOOKUP_STATE_ERROR\x10\x04\x32\x9c\x01\n\rKvNodeService\x12\x32\n\x03Put\x12\x14.pando.v1.PutRequest\x1a\x15.pando.v1.PutResponse\x12W\n\x0eLookupAndLease\x12\x1f.pando.v1.LookupAndLeaseRequest\x1a .pando.v1.LookupAndLeaseResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16pando/v1/kvstore.proto\x12\x08pando.v1\x1a\x14pando/v1/types.proto\"M\n\x06KeyRun\x12\x11\n\tnamespace\x18\x01 \x01(\x0c\x12\x0c\n\x04part\x18\x02 \x01(\r\x12\x12\n\nhash_bytes\x18\x03 \x01(\r\x12\x0e\n\x06hashes\x18\x04 \x01(\x0c\"-\n\tStoreNode\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"p\n\x15LookupAndLeaseRequest\x12\x1e\n\x04keys\x18\x01 \x03(\x0b\x32\x10.pando.v1.KeyRun\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x13\n\x0blease_ttl_s\x18\x03 \x01(\x01\x12\x0f\n\x07host_id\x18\x04 \x01(\t\"\x9e\x02\n\x16LookupAndLeaseResponse\x12\x0e\n\x06states\x18\x01 \x01(\x0c\x12\x10\n\x08lease_id\x18\x02 \x01(\x06\x12\x13\n\x0blease_ttl_s\x18\x03 \x01(\x01\x12\x13\n\x0bincarnation\x18\x04 \x01(\x06\x12\x0f\n\x07segment\x18\x05 \x01(\r\x12\x0f\n\x07\x65xtents\x18\x06 \x01(\x0c\x12\x0f\n\x07headers\x18\x07 \x01(\x0c\x12.\n\tendpoints\x18\x08 \x03(\x0b\x32\x1b.pando.v1.TransportEndpoint\x12\"\n\x05nodes\x18\t \x03(\x0b\x32\x13.pando.v1.StoreNode\x12\x11\n\telsewhere\x18\n \x01(\x0c\x12\x0c\n\x04term\x18\x0b \x01(\x04\x12\x10\n\x08\x63omplete\x18\x0c \x01(\x08\"6\n\x0cRenewRequest\x12\x11\n\tlease_ids\x18\x01 \x03(\x06\x12\x13\n\x0blease_ttl_s\x18\x02 \x01(\x01\"3\n\rRenewResponse\x12\r\n\x05\x61live\x18\x01 \x01(\x0c\x12\x13\n\x0blease_ttl_s\x18\x02 \x01(\x01\"#\n\x0eReleaseRequest\x12\x11\n\tlease_ids\x18\x01 \x03(\x06\"\x11\n\x0fReleaseResponse\"R\n\x0cPlaceRequest\x12\x1e\n\x04keys\x18\x01 \x03(\x0b\x32\x10.pando.v1.KeyRun\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07host_id\x18\x03 \x01(\t\"D\n\rPlaceResponse\x12\x0f\n\x07present\x18\x01 \x01(\x0c\x12\"\n\x05nodes\x18\x02 \x03(\x0b\x32\x13.pando.v1.StoreNode\"\xa5\x01\n\nPutRequest\x12\x1e\n\x04keys\x18\x01 \x03(\x0b\x32\x10.pando.v1.KeyRun\x12\x0f\n\x07headers\x18\x02 \x01(\x0c\x12\x0f\n\x07\x65xtents\x18\x03 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x04 \x01(\x06\x12.\n\tendpoints\x18\x05 \x03(\x0b\x32\x1b.pando.v1.TransportEndpoint\x12\x10\n\x08soft_pin\x18\x06 \x01(\x08\"4\n\x0bPutResponse\x12\x0e\n\x06states\x18\x01 \x01(\x0c\x12\x15\n\rretry_after_s\x18\x02 \x01(\x01\"/\n\rRemoveRequest\x12\x1e\n\x04keys\x18\x01 \x03(\x0b\x32\x10.pando.v1.KeyRun\"%\n\x0eRemoveResponse\x12\x13\n\x0bnum_removed\x18\x01 \x01(\r\"+\n\x16RemoveNamespaceRequest\x12\x11\n\tnamespace\x18\x01 \x01(\x0c\".\n\x17RemoveNamespaceResponse\x12\x13\n\x0bnum_removed\x18\x01 \x01(\x04\"N\n\x12ListObjectsRequest\x12\x12\n\npage_token\x18\x01 \x01(\x0c\x12\x11\n\tnamespace\x18\x02 \x01(\x0c\x12\x11\n\tpage_size\x18\x03 \x01(\r\"W\n\x13ListObjectsResponse\x12\'\n\x07objects\x18\x01 \x03(\x0b\x32\x16.pando.v1.StoredObject\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\x0c\"\x8a\x01\n\x0cStoredObject\x12\x1f\n\x03key\x18\x01 \x01(\x0b\x32\x12.pando.v1.BlockKey\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x11\n\tin_memory\x18\x03 \x01(\x08\x12\x0f\n\x07on_disk\x18\x04 \x01(\x08\x12\x10\n\x08soft_pin\x18\x05 \x01(\x08\x12\x10\n\x08num_pins\x18\x06 \x01(\r\"6\n\rVerifyRequest\x12\x12\n\npage_token\x18\x01 \x01(\x0c\x12\x11\n\tnamespace\x18\x02 \x01(\x0c\"c\n\x0eVerifyResponse\x12\x13\n\x0bnum_checked\x18\x01 \x01(\r\x12#\n\x07\x64\x61maged\x18\x02 \x03(\x0b\x32\x12.pando.v1.BlockKey\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\x0c\"\x16\n\x14GetStoreStatsRequest\"\xe8\x03\n\x15GetStoreStatsResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\r\n\x05roles\x18\x03 \x03(\t\x12\x0f\n\x07host_id\x18\x04 \x01(\t\x12\x0c\n\x04term\x18\x05 \x01(\x04\x12\x11\n\tleader_id\x18\x06 \x01(\t\x12\x13\n\x0bnum_objects\x18\x07 \x01(\x04\x12\x11\n\tnum_bytes\x18\x08 \x01(\x04\x12\x16\n\x0e\x63\x61pacity_bytes\x18\t \x01(\x04\x12\x14\n\x0cmemory_bytes\x18\n \x01(\x04\x12\x1d\n\x15memory_capacity_bytes\x18\x0b \x01(\x04\x12\x12\n\ndisk_bytes\x18\x0c \x01(\x04\x12\x1b\n\x13\x64isk_capacity_bytes\x18\r \x01(\x04\x12\x14\n\x0c\x64isk_objects\x18\x0e \x01(\x04\x12\x17\n\x0funwritten_bytes\x18\x0f \x01(\x04\x12\x14\n\x0cstaged_bytes\x18\x10 \x01(\x04\x12\x12\n\nnum_leases\x18\x11 \x01(\r\x12\x12\n\ntransports\x18\x12 \x03(\t\x12\x17\n\x0f\x64irectory_nodes\x18\x13 \x01(\r\x12\x19\n\x11\x64irectory_objects\x18\x14 \x01(\x04\x12\x0f\n\x07leading\x18\x15 \x01(\x08\x12\x10\n\x08\x63omplete\x18\x16 \x01(\x08\"P\n\x15WatchInventoryRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x11\n\tleader_id\x18\x02 \x01(\t\x12\x16\n\x0eleader_address\x18\x03 \x01(\t\"\xca\x01\n\x16WatchInventoryResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x10\n\x08snapshot\x18\x03 \x01(\x08\x12\x14\n\x0csnapshot_end\x18\x04 \x01(\x08\x12\x1f\n\x05\x61\x64\x64\x65\x64\x18\x05 \x03(\x0b\x32\x10.pando.v1.KeyRun\x12!\n\x07removed\x18\x06 \x03(\x0b\x32\x10.pando.v1.KeyRun\x12\"\n\x05space\x18\x07 \x01(\x0b\x32\x13.pando.v1.NodeSpace\"H\n\tNodeSpace\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x04\x12\x12\n\nfree_bytes\x18\x03 \x01(\x04*\xa6\x01\n\x0bLookupState\x12\x1c\n\x18LOOKUP_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10LOOKUP_STATE_HIT\x10\x01\x12\x15\n\x11LOOKUP_STATE_MISS\x10\x02\x12\x18\n\x14LOOKUP_STATE_EXPIRED\x10\x03\x12\x16\n\x12LOOKUP_STATE_ERROR\x10\x04\x12\x1a\n\x16LOOKUP_STATE_ELSEWHERE\x10\x05*\xab\x01\n\x08PutState\x12\x19\n\x15PUT_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10PUT_STATE_STORED\x10\x01\x12\x15\n\x11PUT_STATE_PRESENT\x10\x02\x12\x16\n\x12PUT_STATE_NO_SPACE\x10\x03\x12\x15\n\x11PUT_STATE_CORRUPT\x10\x04\x12\x13\n\x0fPUT_STATE_ERROR\x10\x05\x12\x13\n\x0fPUT_STATE_QUOTA\x10\x06\x32\x94\x06\n\x0eKvStoreService\x12S\n\x0eLookupAndLease\x12\x1f.pando.v1.LookupAndLeaseRequest\x1a .pando.v1.LookupAndLeaseResponse\x12\x38\n\x05Renew\x12\x16.pando.v1.RenewRequest\x1a\x17.pando.v1.RenewResponse\x12>\n\x07Release\x12\x18.pando.v1.ReleaseRequest\x1a\x19.pando.v1.ReleaseResponse\x12\x38\n\x05Place\x12\x16.pando.v1.PlaceRequest\x1a\x17.pando.v1.PlaceResponse\x12\x32\n\x03Put\x12\x14.pando.v1.PutRequest\x1a\x15.pando.v1.PutResponse\x12;\n\x06Remove\x12\x17.pando.v1.RemoveRequest\x1a\x18.pando.v1.RemoveResponse\x12V\n\x0fRemoveNamespace\x12 .pando.v1.RemoveNamespaceRequest\x1a!.pando.v1.RemoveNamespaceResponse\x12J\n\x0bListObjects\x12\x1c.pando.v1.ListObjectsRequest\x1a\x1d.pando.v1.ListObjectsResponse\x12;\n\x06Verify\x12\x17.pando.v1.VerifyRequest\x1a\x18.pando.v1.VerifyResponse\x12P\n\rGetStoreStats\x12\x1e.pando.v1.GetStoreStatsRequest\x1a\x1f.pando.v1.GetStoreStatsResponse\x12U\n\x0eWatchInventory\x12\x1f.pando.v1.WatchInventoryRequest\x1a .pando.v1.WatchInventoryResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pando.v1.kvstore_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PUTSTATE']._serialized_start=518
-  _globals['_PUTSTATE']._serialized_end=624
-  _globals['_LOOKUPSTATE']._serialized_start=627
-  _globals['_LOOKUPSTATE']._serialized_end=765
-  _globals['_PUTREQUEST']._serialized_start=59
-  _globals['_PUTREQUEST']._serialized_end=188
-  _globals['_PUTRESPONSE']._serialized_start=190
-  _globals['_PUTRESPONSE']._serialized_end=239
-  _globals['_LOOKUPANDLEASEREQUEST']._serialized_start=241
-  _globals['_LOOKUPANDLEASEREQUEST']._serialized_end=298
-  _globals['_LOOKUPANDLEASERESPONSE']._serialized_start=301
-  _globals['_LOOKUPANDLEASERESPONSE']._serialized_end=429
-  _globals['_LEASEDBLOCK']._serialized_start=431
-  _globals['_LEASEDBLOCK']._serialized_end=516
-  _globals['_KVNODESERVICE']._serialized_start=768
-  _globals['_KVNODESERVICE']._serialized_end=924
+  _globals['_LOOKUPSTATE']._serialized_start=2653
+  _globals['_LOOKUPSTATE']._serialized_end=2819
+  _globals['_PUTSTATE']._serialized_start=2822
+  _globals['_PUTSTATE']._serialized_end=2993
+  _globals['_KEYRUN']._serialized_start=58
+  _globals['_KEYRUN']._serialized_end=135
+  _globals['_STORENODE']._serialized_start=137
+  _globals['_STORENODE']._serialized_end=182
+  _globals['_LOOKUPANDLEASEREQUEST']._serialized_start=184
+  _globals['_LOOKUPANDLEASEREQUEST']._serialized_end=296
+  _globals['_LOOKUPANDLEASERESPONSE']._serialized_start=299
+  _globals['_LOOKUPANDLEASERESPONSE']._serialized_end=585
+  _globals['_RENEWREQUEST']._serialized_start=587
+  _globals['_RENEWREQUEST']._serialized_end=641
+  _globals['_RENEWRESPONSE']._serialized_start=643
+  _globals['_RENEWRESPONSE']._serialized_end=694
+  _globals['_RELEASEREQUEST']._serialized_start=696
+  _globals['_RELEASEREQUEST']._serialized_end=731
+  _globals['_RELEASERESPONSE']._serialized_start=733
+  _globals['_RELEASERESPONSE']._serialized_end=750
+  _globals['_PLACEREQUEST']._serialized_start=752
+  _globals['_PLACEREQUEST']._serialized_end=834
+  _globals['_PLACERESPONSE']._serialized_start=836
+  _globals['_PLACERESPONSE']._serialized_end=904
+  _globals['_PUTREQUEST']._serialized_start=907
+  _globals['_PUTREQUEST']._serialized_end=1072
+  _globals['_PUTRESPONSE']._serialized_start=1074
+  _globals['_PUTRESPONSE']._serialized_end=1126
+  _globals['_REMOVEREQUEST']._serialized_start=1128
+  _globals['_REMOVEREQUEST']._serialized_end=1175
+  _globals['_REMOVERESPONSE']._serialized_start=1177
+  _globals['_REMOVERESPONSE']._serialized_end=1214
+  _globals['_REMOVENAMESPACEREQUEST']._serialized_start=1216
+  _globals['_REMOVENAMESPACEREQUEST']._serialized_end=1259
+  _globals['_REMOVENAMESPACERESPONSE']._serialized_start=1261
+  _globals['_REMOVENAMESPACERESPONSE']._serialized_end=1307
+  _globals['_LISTOBJECTSREQUEST']._serialized_start=1309
+  _globals['_LISTOBJECTSREQUEST']._serialized_end=1387
+  _globals['_LISTOBJECTSRESPONSE']._serialized_start=1389
+  _globals['_LISTOBJECTSRESPONSE']._serialized_end=1476
+  _globals['_STOREDOBJECT']._serialized_start=1479
+  _globals['_STOREDOBJECT']._serialized_end=1617
+  _globals['_VERIFYREQUEST']._serialized_start=1619
+  _globals['_VERIFYREQUEST']._serialized_end=1673
+  _globals['_VERIFYRESPONSE']._serialized_start=1675
+  _globals['_VERIFYRESPONSE']._serialized_end=1774
+  _globals['_GETSTORESTATSREQUEST']._serialized_start=1776
+  _globals['_GETSTORESTATSREQUEST']._serialized_end=1798
+  _globals['_GETSTORESTATSRESPONSE']._serialized_start=1801
+  _globals['_GETSTORESTATSRESPONSE']._serialized_end=2289
+  _globals['_WATCHINVENTORYREQUEST']._serialized_start=2291
+  _globals['_WATCHINVENTORYREQUEST']._serialized_end=2371
+  _globals['_WATCHINVENTORYRESPONSE']._serialized_start=2374
+  _globals['_WATCHINVENTORYRESPONSE']._serialized_end=2576
+  _globals['_NODESPACE']._serialized_start=2578
+  _globals['_NODESPACE']._serialized_end=2650
+  _globals['_KVSTORESERVICE']._serialized_start=2996
+  _globals['_KVSTORESERVICE']._serialized_end=3784
 # @@protoc_insertion_point(module_scope)

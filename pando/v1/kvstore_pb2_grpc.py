@@ -25,8 +25,8 @@ if _version_not_supported:
     )
 
 
-class KvNodeServiceStub(object):
-    """Served by every process that lends space.
+class KvStoreServiceStub(object):
+    """Served by every store process; what needs a leader or a node is UNIMPLEMENTED (reason not_leader, not_node) on others.
     """
 
     def __init__(self, channel):
@@ -35,64 +35,329 @@ class KvNodeServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.Put = channel.unary_unary(
-                '/pando.v1.KvNodeService/Put',
-                request_serializer=pando_dot_v1_dot_kvstore__pb2.PutRequest.SerializeToString,
-                response_deserializer=pando_dot_v1_dot_kvstore__pb2.PutResponse.FromString,
-                _registered_method=True)
-        self.LookupAndLease = channel.stream_stream(
-                '/pando.v1.KvNodeService/LookupAndLease',
+        self.LookupAndLease = channel.unary_unary(
+                '/pando.v1.KvStoreService/LookupAndLease',
                 request_serializer=pando_dot_v1_dot_kvstore__pb2.LookupAndLeaseRequest.SerializeToString,
                 response_deserializer=pando_dot_v1_dot_kvstore__pb2.LookupAndLeaseResponse.FromString,
                 _registered_method=True)
+        self.Renew = channel.unary_unary(
+                '/pando.v1.KvStoreService/Renew',
+                request_serializer=pando_dot_v1_dot_kvstore__pb2.RenewRequest.SerializeToString,
+                response_deserializer=pando_dot_v1_dot_kvstore__pb2.RenewResponse.FromString,
+                _registered_method=True)
+        self.Release = channel.unary_unary(
+                '/pando.v1.KvStoreService/Release',
+                request_serializer=pando_dot_v1_dot_kvstore__pb2.ReleaseRequest.SerializeToString,
+                response_deserializer=pando_dot_v1_dot_kvstore__pb2.ReleaseResponse.FromString,
+                _registered_method=True)
+        self.Place = channel.unary_unary(
+                '/pando.v1.KvStoreService/Place',
+                request_serializer=pando_dot_v1_dot_kvstore__pb2.PlaceRequest.SerializeToString,
+                response_deserializer=pando_dot_v1_dot_kvstore__pb2.PlaceResponse.FromString,
+                _registered_method=True)
+        self.Put = channel.unary_unary(
+                '/pando.v1.KvStoreService/Put',
+                request_serializer=pando_dot_v1_dot_kvstore__pb2.PutRequest.SerializeToString,
+                response_deserializer=pando_dot_v1_dot_kvstore__pb2.PutResponse.FromString,
+                _registered_method=True)
+        self.Remove = channel.unary_unary(
+                '/pando.v1.KvStoreService/Remove',
+                request_serializer=pando_dot_v1_dot_kvstore__pb2.RemoveRequest.SerializeToString,
+                response_deserializer=pando_dot_v1_dot_kvstore__pb2.RemoveResponse.FromString,
+                _registered_method=True)
+        self.RemoveNamespace = channel.unary_unary(
+                '/pando.v1.KvStoreService/RemoveNamespace',
+                request_serializer=pando_dot_v1_dot_kvstore__pb2.RemoveNamespaceRequest.SerializeToString,
+                response_deserializer=pando_dot_v1_dot_kvstore__pb2.RemoveNamespaceResponse.FromString,
+                _registered_method=True)
+        self.ListObjects = channel.unary_unary(
+                '/pando.v1.KvStoreService/ListObjects',
+                request_serializer=pando_dot_v1_dot_kvstore__pb2.ListObjectsRequest.SerializeToString,
+                response_deserializer=pando_dot_v1_dot_kvstore__pb2.ListObjectsResponse.FromString,
+                _registered_method=True)
+        self.Verify = channel.unary_unary(
+                '/pando.v1.KvStoreService/Verify',
+                request_serializer=pando_dot_v1_dot_kvstore__pb2.VerifyRequest.SerializeToString,
+                response_deserializer=pando_dot_v1_dot_kvstore__pb2.VerifyResponse.FromString,
+                _registered_method=True)
+        self.GetStoreStats = channel.unary_unary(
+                '/pando.v1.KvStoreService/GetStoreStats',
+                request_serializer=pando_dot_v1_dot_kvstore__pb2.GetStoreStatsRequest.SerializeToString,
+                response_deserializer=pando_dot_v1_dot_kvstore__pb2.GetStoreStatsResponse.FromString,
+                _registered_method=True)
+        self.WatchInventory = channel.unary_stream(
+                '/pando.v1.KvStoreService/WatchInventory',
+                request_serializer=pando_dot_v1_dot_kvstore__pb2.WatchInventoryRequest.SerializeToString,
+                response_deserializer=pando_dot_v1_dot_kvstore__pb2.WatchInventoryResponse.FromString,
+                _registered_method=True)
 
 
-class KvNodeServiceServicer(object):
-    """Served by every process that lends space.
+class KvStoreServiceServicer(object):
+    """Served by every store process; what needs a leader or a node is UNIMPLEMENTED (reason not_leader, not_node) on others.
     """
 
+    def LookupAndLease(self, request, context):
+        """Finds objects and pins those that this node holds, so that they can be read until the lease ends.
+        A leader also says which other nodes hold the rest.
+        Side effects: a lease (unless nothing was found); objects that are only on disk are loaded first.
+        Errors: per object; misses are answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Renew(self, request, context):
+        """Lets leases live for another ttl from now. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Release(self, request, context):
+        """Ends leases; unknown ones are fine. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Place(self, request, context):
+        """Where new objects should go. Leader only. No side effects.
+        Errors: UNIMPLEMENTED (not_leader), UNAVAILABLE (no node is known).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Put(self, request, context):
-        """Grants space for blocks that the caller offers as extents; the node reads, verifies and commits them.
-        Side effects: committed blocks become visible at once, partial ones never.
-        Idempotent by key: a block that is already there is reported as stored.
-        Errors: RESOURCE_EXHAUSTED (no space), FAILED_PRECONDITION (namespace quota), DATA_LOSS (checksum differs).
+        """Takes objects: the node grants space, reads the offered extents, verifies them, and only then they are visible.
+        Idempotent: what is there is PRESENT, and nothing is read. Errors: per object.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def LookupAndLease(self, request_iterator, context):
-        """Finds blocks and lends them while the stream is open, or until the lease expires.
-        Errors: per key: miss and expired are answers, not errors.
+    def Remove(self, request, context):
+        """Removes objects from this node. Those under a lease stay readable until it ends. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveNamespace(self, request, context):
+        """Removes all objects of a namespace from this node. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListObjects(self, request, context):
+        """One page of this node's objects, by name. No side effects.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Verify(self, request, context):
+        """Re-reads one page of this node's objects and compares them with their checksums.
+        Side effects: damaged objects are removed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetStoreStats(self, request, context):
+        """What this process is, holds and has done. No side effects.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchInventory(self, request, context):
+        """Streams the names of this node's objects to a leader: first a snapshot, then changes in order.
+        Side effects: the node persists a higher term before it answers, and from then on refuses lower ones.
+        Errors: ABORTED (stale_term): another leader came after the caller.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
 
-def add_KvNodeServiceServicer_to_server(servicer, server):
+def add_KvStoreServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'LookupAndLease': grpc.unary_unary_rpc_method_handler(
+                    servicer.LookupAndLease,
+                    request_deserializer=pando_dot_v1_dot_kvstore__pb2.LookupAndLeaseRequest.FromString,
+                    response_serializer=pando_dot_v1_dot_kvstore__pb2.LookupAndLeaseResponse.SerializeToString,
+            ),
+            'Renew': grpc.unary_unary_rpc_method_handler(
+                    servicer.Renew,
+                    request_deserializer=pando_dot_v1_dot_kvstore__pb2.RenewRequest.FromString,
+                    response_serializer=pando_dot_v1_dot_kvstore__pb2.RenewResponse.SerializeToString,
+            ),
+            'Release': grpc.unary_unary_rpc_method_handler(
+                    servicer.Release,
+                    request_deserializer=pando_dot_v1_dot_kvstore__pb2.ReleaseRequest.FromString,
+                    response_serializer=pando_dot_v1_dot_kvstore__pb2.ReleaseResponse.SerializeToString,
+            ),
+            'Place': grpc.unary_unary_rpc_method_handler(
+                    servicer.Place,
+                    request_deserializer=pando_dot_v1_dot_kvstore__pb2.PlaceRequest.FromString,
+                    response_serializer=pando_dot_v1_dot_kvstore__pb2.PlaceResponse.SerializeToString,
+            ),
             'Put': grpc.unary_unary_rpc_method_handler(
                     servicer.Put,
                     request_deserializer=pando_dot_v1_dot_kvstore__pb2.PutRequest.FromString,
                     response_serializer=pando_dot_v1_dot_kvstore__pb2.PutResponse.SerializeToString,
             ),
-            'LookupAndLease': grpc.stream_stream_rpc_method_handler(
-                    servicer.LookupAndLease,
-                    request_deserializer=pando_dot_v1_dot_kvstore__pb2.LookupAndLeaseRequest.FromString,
-                    response_serializer=pando_dot_v1_dot_kvstore__pb2.LookupAndLeaseResponse.SerializeToString,
+            'Remove': grpc.unary_unary_rpc_method_handler(
+                    servicer.Remove,
+                    request_deserializer=pando_dot_v1_dot_kvstore__pb2.RemoveRequest.FromString,
+                    response_serializer=pando_dot_v1_dot_kvstore__pb2.RemoveResponse.SerializeToString,
+            ),
+            'RemoveNamespace': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveNamespace,
+                    request_deserializer=pando_dot_v1_dot_kvstore__pb2.RemoveNamespaceRequest.FromString,
+                    response_serializer=pando_dot_v1_dot_kvstore__pb2.RemoveNamespaceResponse.SerializeToString,
+            ),
+            'ListObjects': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListObjects,
+                    request_deserializer=pando_dot_v1_dot_kvstore__pb2.ListObjectsRequest.FromString,
+                    response_serializer=pando_dot_v1_dot_kvstore__pb2.ListObjectsResponse.SerializeToString,
+            ),
+            'Verify': grpc.unary_unary_rpc_method_handler(
+                    servicer.Verify,
+                    request_deserializer=pando_dot_v1_dot_kvstore__pb2.VerifyRequest.FromString,
+                    response_serializer=pando_dot_v1_dot_kvstore__pb2.VerifyResponse.SerializeToString,
+            ),
+            'GetStoreStats': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStoreStats,
+                    request_deserializer=pando_dot_v1_dot_kvstore__pb2.GetStoreStatsRequest.FromString,
+                    response_serializer=pando_dot_v1_dot_kvstore__pb2.GetStoreStatsResponse.SerializeToString,
+            ),
+            'WatchInventory': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchInventory,
+                    request_deserializer=pando_dot_v1_dot_kvstore__pb2.WatchInventoryRequest.FromString,
+                    response_serializer=pando_dot_v1_dot_kvstore__pb2.WatchInventoryResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'pando.v1.KvNodeService', rpc_method_handlers)
+            'pando.v1.KvStoreService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('pando.v1.KvNodeService', rpc_method_handlers)
+    server.add_registered_method_handlers('pando.v1.KvStoreService', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
-class KvNodeService(object):
-    """Served by every process that lends space.
+class KvStoreService(object):
+    """Served by every store process; what needs a leader or a node is UNIMPLEMENTED (reason not_leader, not_node) on others.
     """
+
+    @staticmethod
+    def LookupAndLease(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pando.v1.KvStoreService/LookupAndLease',
+            pando_dot_v1_dot_kvstore__pb2.LookupAndLeaseRequest.SerializeToString,
+            pando_dot_v1_dot_kvstore__pb2.LookupAndLeaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Renew(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pando.v1.KvStoreService/Renew',
+            pando_dot_v1_dot_kvstore__pb2.RenewRequest.SerializeToString,
+            pando_dot_v1_dot_kvstore__pb2.RenewResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Release(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pando.v1.KvStoreService/Release',
+            pando_dot_v1_dot_kvstore__pb2.ReleaseRequest.SerializeToString,
+            pando_dot_v1_dot_kvstore__pb2.ReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Place(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pando.v1.KvStoreService/Place',
+            pando_dot_v1_dot_kvstore__pb2.PlaceRequest.SerializeToString,
+            pando_dot_v1_dot_kvstore__pb2.PlaceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Put(request,
@@ -108,7 +373,7 @@ class KvNodeService(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/pando.v1.KvNodeService/Put',
+            '/pando.v1.KvStoreService/Put',
             pando_dot_v1_dot_kvstore__pb2.PutRequest.SerializeToString,
             pando_dot_v1_dot_kvstore__pb2.PutResponse.FromString,
             options,
@@ -122,7 +387,7 @@ class KvNodeService(object):
             _registered_method=True)
 
     @staticmethod
-    def LookupAndLease(request_iterator,
+    def Remove(request,
             target,
             options=(),
             channel_credentials=None,
@@ -132,12 +397,147 @@ class KvNodeService(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
+        return grpc.experimental.unary_unary(
+            request,
             target,
-            '/pando.v1.KvNodeService/LookupAndLease',
-            pando_dot_v1_dot_kvstore__pb2.LookupAndLeaseRequest.SerializeToString,
-            pando_dot_v1_dot_kvstore__pb2.LookupAndLeaseResponse.FromString,
+            '/pando.v1.KvStoreService/Remove',
+            pando_dot_v1_dot_kvstore__pb2.RemoveRequest.SerializeToString,
+            pando_dot_v1_dot_kvstore__pb2.RemoveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveNamespace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pando.v1.KvStoreService/RemoveNamespace',
+            pando_dot_v1_dot_kvstore__pb2.RemoveNamespaceRequest.SerializeToString,
+            pando_dot_v1_dot_kvstore__pb2.RemoveNamespaceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListObjects(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pando.v1.KvStoreService/ListObjects',
+            pando_dot_v1_dot_kvstore__pb2.ListObjectsRequest.SerializeToString,
+            pando_dot_v1_dot_kvstore__pb2.ListObjectsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Verify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pando.v1.KvStoreService/Verify',
+            pando_dot_v1_dot_kvstore__pb2.VerifyRequest.SerializeToString,
+            pando_dot_v1_dot_kvstore__pb2.VerifyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStoreStats(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pando.v1.KvStoreService/GetStoreStats',
+            pando_dot_v1_dot_kvstore__pb2.GetStoreStatsRequest.SerializeToString,
+            pando_dot_v1_dot_kvstore__pb2.GetStoreStatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchInventory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/pando.v1.KvStoreService/WatchInventory',
+            pando_dot_v1_dot_kvstore__pb2.WatchInventoryRequest.SerializeToString,
+            pando_dot_v1_dot_kvstore__pb2.WatchInventoryResponse.FromString,
             options,
             channel_credentials,
             insecure,

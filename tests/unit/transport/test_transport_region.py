@@ -85,6 +85,23 @@ def test_spans_within_one_extent_are_found() -> None:
     assert [geometry.extent_of(*span) for span in [(0, 100), (100, 1), (250, 50), (299, 1)]] == [0, 1, 2, 2]
 
 
+@pytest.mark.parametrize("span", [(0, 1), (0, 300), (100, 101), (100, 200), (200, 100)])
+def test_where_spans_may_cross_the_first_extent_stands_for_them(span: tuple[int, int]) -> None:
+    assert Geometry(3, 100, spanning=True).extent_of(*span) == span[0] // 100
+
+
+@pytest.mark.parametrize("span", [(0, 0), (-100, 5), (0, 301), (100, 201), (1, 5), (150, 10), (199, 1), (300, 1)])
+def test_spans_that_begin_within_an_extent_or_leave_the_region_are_refused(span: tuple[int, int]) -> None:
+    with pytest.raises(InvalidRequest):
+        Geometry(3, 100, spanning=True).extent_of(*span)
+
+
+@pytest.mark.parametrize("spanning", [False, True])
+def test_readers_learn_from_the_region_whether_spans_may_cross(spanning: bool) -> None:
+    with Region.create(3, 4096, spanning=spanning) as region:
+        assert RegionView(region.fd).geometry == region.geometry == Geometry(3, 4096, spanning)
+
+
 def _memfd(content: bytes, seal: bool) -> int:
     fd = os.memfd_create("stranger", os.MFD_ALLOW_SEALING)
     os.write(fd, content)

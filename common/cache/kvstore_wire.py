@@ -1,0 +1,141 @@
+"""How the KV store's RPCs carry names and extents: where protobuf ends, for clients and nodes alike.
+
+A batch has hundreds of keys that share namespace and part, so they travel as runs with concatenated hashes, and what
+exists once per key travels as fixed records in one bytes field. Inside the store a key is one bytes object, its name::
+
+    length of the namespace u8 | namespace | part u32 | prefix hash
+
+which is quick to hash and compare, and sorts by namespace. Everything here either gives values in range or raises
+InvalidRequest. It does not know what is stored, or where.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+
+from common.base.errors import InvalidRequest, Leg
+from common.cache.l3 import HEADER_BYTES, BlockKey
+from common.transport.base import Endpoint, Extent
+from pando.v1 import kvstore_pb2, types_pb2
+
+MAX_KEYS = 4096
+MAX_FIELD_BYTES = 64
+LEASED = struct.Struct("<QQQQ")
+"""offset, length, generation, checksum"""
+OFFERED = struct.Struct("<IQQQQ")
+"""segment, offset, length, generation, checksum"""
+INDEX = struct.Struct("<H")
+_PART_BYTES = 4
+
+
+def name_of(key: BlockKey) -> bytes:
+    """The name of a key."""
+    return _head(key.namespace, key.part) + key.prefix_hash
+
+
+def key_of(name: bytes) -> BlockKey:
+    """The inverse of `name_of`."""
+    end = 1 + name[0]
+    part = int.from_bytes(name[end : end + _PART_BYTES], "little")
+    return BlockKey(name[1:end], name[end + _PART_BYTES :], part)
+
+
+def namespace_of(name: bytes) -> bytes:
+    """The namespace in a name."""
+    return name[1 : 1 + name[0]]
+
+
+def prefix_of(namespace: bytes) -> bytes:
+    """What the names of a namespace, and no others, begin with. Raises InvalidRequest."""
+    _check(0 < len(namespace) <= MAX_FIELD_BYTES, f"a namespace of {len(namespace)} bytes")
+    return bytes((len(namespace),)) + namespace
+
+
+def pack_keys(keys: Sequence[BlockKey]) -> list[kvstore_pb2.KeyRun]:
+    """Keys as runs, in order."""
+    return pack_names([name_of(key) for key in keys])
+
+
+def pack_names(names: Iterable[bytes]) -> list[kvstore_pb2.KeyRun]:
+    """Names as runs, in order."""
+    runs: list[kvstore_pb2.KeyRun] = []
+    head, num_bytes, hashes = b"", 0, list[bytes]()
+    for name in names:
+        end = 1 + _PART_BYTES + name[0]
+        if len(name) != num_bytes or not name.startswith(head):
+            _close_run(runs, head, hashes)
+            head, num_bytes, hashes = name[:end], len(name), []
+        hashes.append(name[end:])
+    _close_run(runs, head, hashes)
+    return runs
+
+
+def unpack_names(runs: Iterable[kvstore_pb2.KeyRun], limit: int = MAX_KEYS) -> list[bytes]:
+    """The names in runs, in order.
+
+    Raises:
+        InvalidRequest: a field is too long or empty, or there are more than `limit`.
+    """
+    names: list[bytes] = []
+    for run in runs:
+        step, hashes = run.hash_bytes, run.hashes
+        _check(0 < len(run.namespace) <= MAX_FIELD_BYTES, f"a namespace of {len(run.namespace)} bytes")
+        _check(0 < step <= MAX_FIELD_BYTES and len(hashes) % step == 0, f"{len(hashes)} bytes of hashes of {step}")
+        _check(len(names) + len(hashes) // step <= limit, f"more than {limit} keys")
+        head = _head(run.namespace, run.part)
+        names += [head + hashes[at : at + step] for at in range(0, len(hashes), step)]
+    return names
+
+
+def unpack_offers(packed: bytes, incarnation: int, count: int) -> list[Extent]:
+    """The extents that a writer offers. Raises InvalidRequest unless there are `count`."""
+    _check(len(packed) == count * OFFERED.size, f"{len(packed)} bytes of extents for {count} keys")
+    return [
+        Extent(incarnation, segment, offset, length, generation, checksum)
+        for segment, offset, length, generation, checksum in OFFERED.iter_unpack(packed)
+    ]
+
+
+def pack_offers(extents: Iterable[Extent]) -> bytes:
+    """The inverse of `unpack_offers`."""
+    return b"".join([OFFERED.pack(e.segment, e.offset, e.length, e.generation, e.checksum) for e in extents])
+
+
+def split_headers(packed: bytes, count: int) -> list[bytes]:
+    """The headers of a batch. Raises InvalidRequest unless there are `count`."""
+    _check(len(packed) == count * HEADER_BYTES, f"{len(packed)} bytes of headers for {count} keys")
+    return [packed[at : at + HEADER_BYTES] for at in range(0, len(packed), HEADER_BYTES)]
+
+
+def pack_endpoints(endpoints: Iterable[Endpoint]) -> list[types_pb2.TransportEndpoint]:
+    """Endpoints as they travel."""
+    return [
+        types_pb2.TransportEndpoint(
+            driver=one.driver, host_id=one.host_id, incarnation=one.incarnation, descriptor=one.descriptor
+        )
+        for one in endpoints
+    ]
+
+
+def unpack_endpoints(messages: Iterable[types_pb2.TransportEndpoint]) -> list[Endpoint]:
+    """The inverse of `pack_endpoints`."""
+    return [Endpoint(one.driver, one.host_id, one.incarnation, one.descriptor) for one in messages]
+
+
+def _head(namespace: bytes, part: int) -> bytes:
+    return bytes((len(namespace),)) + namespace + part.to_bytes(_PART_BYTES, "little")
+
+
+def _close_run(runs: list[kvstore_pb2.KeyRun], head: bytes, hashes: list[bytes]) -> None:
+    if hashes:
+        key = key_of(head)
+        run = kvstore_pb2.KeyRun(
+            namespace=key.namespace, part=key.part, hash_bytes=len(hashes[0]), hashes=b"".join(hashes)
+        )
+        runs.append(run)
+
+
+def _check(holds: bool, what: str) -> None:
+    if not holds:
+        raise InvalidRequest(what, reason="bad_store_request", leg=Leg.STORE)

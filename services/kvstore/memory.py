@@ -1,0 +1,126 @@
+"""The memory tier of one node: whose bytes lie in the arena, and who leaves first. Pure, like objects.py, its user.
+
+Memory is full before anything is evicted, least recently used first: what the disk has as well, then what was not
+written yet, then what is softly pinned. What is pinned stays; whoever is found pinned counts as just used.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import islice
+
+from common.cache.kvstore_arena import Arena, Run
+from common.cache.l3 import HEADER_BYTES
+
+
+class Rank(IntEnum):
+    """Who is evicted from memory first."""
+
+    PLAIN = 0
+    UNWRITTEN = 1
+    SOFT_PINNED = 2
+
+
+@dataclass(slots=True, eq=False)
+class Object:
+    """One object; changed by `Objects` and `Memory` only.
+
+    Attributes:
+        name: its key.
+        length: of the payload.
+        header: while in memory; empty on disk only.
+        checksum: of the payload, while in memory.
+        run: its pages, None on disk only.
+        rank: of eviction.
+        on_disk: whether the log has it.
+        pins: leases and writes that need it; it keeps its bytes until there are none.
+        visible: committed and not removed.
+    """
+
+    name: bytes
+    length: int
+    header: bytes = b""
+    checksum: int = 0
+    run: Run | None = None
+    rank: Rank = Rank.PLAIN
+    on_disk: bool = False
+    pins: int = 0
+    visible: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Header and payload."""
+        return HEADER_BYTES + self.length
+
+
+class Memory:
+    """Pages of objects, and the order in which they are given up.
+
+    Attributes:
+        num_bytes: headers and payloads of all objects that have pages, visible or not.
+        limit_bytes: of these; the arena's pages are a second limit.
+    """
+
+    def __init__(self, arena: Arena, limit_bytes: int) -> None:
+        self.num_bytes = 0
+        self.limit_bytes = limit_bytes
+        self._arena = arena
+        self._orders: tuple[OrderedDict[Object, None], ...] = tuple(OrderedDict() for _ in Rank)
+
+    def could_hold(self, one: Object) -> bool:
+        """Whether it would fit if everything else went."""
+        return one.num_bytes <= self.limit_bytes and self._arena.pages_for(one.length) <= self._arena.num_pages
+
+    def allocate(self, one: Object, evict: Callable[[Object], None]) -> Run | None:
+        """Pages for an object; None when what would have to go is pinned.
+
+        Args:
+            one: gets them when the caller says so.
+            evict: called with victims until there is room; must take each out of memory.
+        """
+        if not self.could_hold(one):
+            return None
+        run = None
+        while self.num_bytes + one.num_bytes > self.limit_bytes or (run := self._arena.allocate(one.length)) is None:
+            victim = self._victim()
+            if victim is None:
+                return None
+            evict(victim)
+        self.num_bytes += one.num_bytes
+        return run
+
+    def free(self, one: Object) -> None:
+        """Take the pages of an object that is in no order back; fine when it has none."""
+        if one.run is not None:
+            self._arena.free(one.run)
+            self.num_bytes -= one.num_bytes
+            one.run, one.header = None, b""
+
+    def enlist(self, one: Object) -> None:
+        """It may be evicted from now on, after all others of its rank."""
+        self._orders[one.rank][one] = None
+
+    def strike(self, one: Object) -> None:
+        """It is no longer for eviction; fine when it was not."""
+        self._orders[one.rank].pop(one, None)
+
+    def touch(self, one: Object) -> None:
+        """It was used."""
+        self._orders[one.rank].move_to_end(one)
+
+    def oldest(self, limit: int) -> Iterator[Object]:
+        """The first of each rank, least recently used first."""
+        for order in self._orders:
+            yield from islice(order, limit)
+
+    def _victim(self) -> Object | None:
+        for order in self._orders:
+            for _ in range(len(order)):
+                one = next(iter(order))
+                if not one.pins:
+                    return one
+                order.move_to_end(one)
+        return None
