@@ -121,3 +121,12 @@ async def test_closing_ends_the_process_and_those_who_wait() -> None:
         with pytest.raises(asyncio.CancelledError):
             await ask
         assert process is not None and process.poll() is not None
+
+
+async def test_the_process_ends_when_its_parent_is_gone() -> None:
+    async with checking() as checker:
+        await checker.check(spec("regex", "a"))
+        process, channel = checker._process, checker._channel
+        assert process is not None and channel is not None
+        channel.close()  # what the kernel does when the parent dies
+        assert await asyncio.to_thread(process.wait, 20) == 0
