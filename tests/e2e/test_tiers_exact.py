@@ -22,7 +22,7 @@ from tests.support.workers import WorkerProcess, Workers
 
 pytestmark = pytest.mark.e2e
 VOCAB = len(tiny_vocab().tokens)
-KINDS = {"bf16": {"dtype": "bf16"}, "fp32": {"dtype": "fp32"}}
+KINDS = {"bf16": {"dtype": "bf16"}, "int8": {"dtype": "bf16", "kv_cache_dtype": "int8"}}
 KEY = "k" * 32
 NUM_PREFIXES, NUM_REQUESTS, PREFIX_TOKENS = 20, 200, 160
 FORGET_AFTER, CONCURRENCY = 40, 4

@@ -96,8 +96,7 @@ def cached_blocks(worker: Worker) -> list[int]:
 
 def bytes_of(worker: Worker, block: int) -> memoryview:
     """The bytes of a block in a worker's pool, writable."""
-    offset, length = worker.region.extent(block)
-    return worker.region.data[offset : offset + length]
+    return worker.core.tiers.l1.view(block)
 
 
 def flip_a_bit(worker: Worker) -> None:

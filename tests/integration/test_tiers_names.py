@@ -49,6 +49,7 @@ def key_file(folder: Path) -> str:
 
 CHANGES = {
     "kv-dtype": lambda folder: {"kv_cache_dtype": "fp16"},
+    "kv-int8": lambda folder: {"kv_cache_dtype": "int8"},
     "compute-dtype": lambda folder: {"dtype": "fp32"},
     "block-size": lambda folder: {"block_size": "32"},
     "model": lambda folder: {"model_path": other_model(folder)},
