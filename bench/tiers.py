@@ -173,9 +173,16 @@ async def _used_again(lane: Lane, kept: Sequence[Sequence[int]]) -> float | None
 
 
 async def row(lane: Lane, reference: Lane, target: float | None = None) -> Json:
-    """A lane against another one: TTFT, computed tokens, and where the others came from."""
-    found = {tier: sum(answer.hits[tier] for answer in lane.answers) for tier in ("l1", "l2", "l3")}
-    prompt_tokens = sum(answer.prompt_tokens for answer in lane.answers)
+    """A lane against another one, with what only the running processes know."""
+    return compare(lane, reference, target) | {
+        "cpu_ratio": lane.cpu_s / reference.cpu_s,
+        "l2_moves": lane.moves(),
+        "l2_also_in_l1": await lane.share_in_both(),
+    }
+
+
+def compare(lane: Lane, reference: Lane, target: float | None) -> Json:
+    """TTFT and computed tokens of a lane against another one, and where the other tokens came from."""
     return {
         "variant": lane.name,
         "against": reference.name,
@@ -184,12 +191,9 @@ async def row(lane: Lane, reference: Lane, target: float | None = None) -> Json:
         "against_ttft_ms": 1000 * _mean_ttft_s(reference),
         "ratio": _mean_ttft_s(lane) / _mean_ttft_s(reference),
         "target": target,
-        "cpu_ratio": lane.cpu_s / reference.cpu_s,
         "computed_ratio": _computed(lane) / _computed(reference),
-        "prompt_tokens": prompt_tokens,
-        "hit_tokens": found,
-        "l2_moves": lane.moves(),
-        "l2_also_in_l1": await lane.share_in_both(),
+        "prompt_tokens": sum(answer.prompt_tokens for answer in lane.answers),
+        "hit_tokens": {tier: sum(answer.hits[tier] for answer in lane.answers) for tier in ("l1", "l2", "l3")},
         "errors": [*lane.errors, *reference.errors],
     }
 
