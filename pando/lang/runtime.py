@@ -22,6 +22,8 @@ from pando.lang.endpoint import RuntimeEndpoint
 _POLL_S = 0.1
 _STOP_S = 60.0
 _LOG_LINES = 15
+_MAX_STARTS = 3
+_PORT_TAKEN = "already in use"
 
 
 class Runtime(RuntimeEndpoint):
@@ -70,7 +72,7 @@ class Runtime(RuntimeEndpoint):
         self._keeper = self._start(order)
         atexit.register(self.shutdown)
         try:
-            state = self._wait_ready(start_timeout_s)
+            state = self._wait_ready(order, start_timeout_s)
         except BaseException:
             self.shutdown()
             raise
@@ -80,13 +82,7 @@ class Runtime(RuntimeEndpoint):
     def shutdown(self) -> None:
         """Stop the cluster and wait until nothing of it is left. Idempotent."""
         atexit.unregister(self.shutdown)
-        if self._keeper.stdin is not None:
-            self._keeper.stdin.close()
-        try:
-            self._keeper.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            self._keeper.kill()  # the kernel ends its children
-            self._keeper.wait()
+        self._stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def close(self) -> None:
@@ -108,14 +104,29 @@ class Runtime(RuntimeEndpoint):
         keeper.stdin.flush()
         return keeper
 
-    def _wait_ready(self, timeout_s: float) -> dict[str, Any]:
+    def _stop(self) -> None:
+        if self._keeper.stdin is not None:
+            self._keeper.stdin.close()
+        try:
+            self._keeper.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._keeper.kill()  # the kernel ends its children
+            self._keeper.wait()
+
+    def _wait_ready(self, order: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """The state of the cluster once it serves. A port may be taken after it was picked: then it starts anew."""
         gives_up_at = time.monotonic() + timeout_s
-        while self._keeper.poll() is None:
+        num_starts = 1
+        while time.monotonic() < gives_up_at:
             state = self._read_state()
             if state.get("state") == "ready":
                 return state
-            if time.monotonic() > gives_up_at:
-                break
+            if self._keeper.poll() is not None:
+                if num_starts >= _MAX_STARTS or _PORT_TAKEN not in self._log_end():
+                    break
+                self._stop()
+                self._keeper = self._start(order)
+                num_starts += 1
             time.sleep(_POLL_S)
         raise NotReady(f"the cluster did not start:\n{self._log_end()}")
 

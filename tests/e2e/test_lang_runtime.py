@@ -32,8 +32,22 @@ def program(s: Any) -> None:
     s += "Once upon a time" + gen("x", max_tokens=5, temperature=0.0)
 
 
+class Unlucky(Runtime):
+    """Somebody else takes its port at the first start."""
+
+    num_starts = 0
+
+    def _start(self, order: dict[str, Any]) -> subprocess.Popen[bytes]:
+        self.num_starts += 1
+        if self.num_starts > 1:
+            return super()._start(order)
+        (self._folder / "keeper.log").write_text("gateway: 127.0.0.1:1: Address already in use; stop what holds it")
+        return subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"], stdin=subprocess.PIPE)
+
+
 def test_it_serves_and_stops() -> None:
-    with Runtime(tiny_model_dir(), settings=SETTINGS) as runtime:
+    with Unlucky(tiny_model_dir(), settings=SETTINGS) as runtime:
+        assert runtime.num_starts == 2
         state = program.run(backend=runtime)
         assert state.get_meta_info("x")["completion_tokens"] == 5
         marks = [runtime.router, runtime.url]
