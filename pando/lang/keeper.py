@@ -1,12 +1,13 @@
 """Keeps a private cluster for `Runtime`: `python -m pando.lang.keeper`, with the order as one line on standard input.
 
-The cluster is stopped when standard input ends.
+The cluster is stopped when standard input ends; then its folder goes too, since nobody else may be left to do it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -24,12 +25,16 @@ def main() -> int:
     line = sys.stdin.buffer.readline()
     if not line:
         return 0
-    _watch_input()
+    order = json.loads(line)
+    ended = _watch_input()
     try:
-        return up(_request(json.loads(line)), Console(soft_wrap=True), detach=False)
+        return up(_request(order), Console(soft_wrap=True), detach=False)
     except CliError as error:
         print(f"pando: {error}", file=sys.stderr)
         return error.code
+    finally:
+        if ended.is_set():
+            shutil.rmtree(Path(order["run_dir"]).parent, ignore_errors=True)
 
 
 def _request(order: dict[str, Any]) -> UpRequest:
@@ -47,18 +52,20 @@ def _request(order: dict[str, Any]) -> UpRequest:
     )
 
 
-def _watch_input() -> None:
-    """Stop when the input ends, from a thread that takes no signals: they are the supervisor's."""
-    main_thread = threading.get_ident()
+def _watch_input() -> threading.Event:
+    """Stop when the input ends, from a thread that takes no signals: they are the supervisor's. Returns that event."""
+    main_thread, ended = threading.get_ident(), threading.Event()
 
     def watch() -> None:
         while os.read(0, 4096):
             pass
+        ended.set()
         signal.pthread_kill(main_thread, signal.SIGTERM)
 
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     threading.Thread(target=watch, name="input", daemon=True).start()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return ended
 
 
 if __name__ == "__main__":

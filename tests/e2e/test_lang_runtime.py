@@ -56,13 +56,13 @@ def test_it_serves_and_stops() -> None:
     runtime.shutdown()
 
 
-def test_it_ends_with_a_killed_owner() -> None:
+def test_it_ends_with_a_killed_owner(tmp_path: Path) -> None:
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER.format(settings=SETTINGS), str(tiny_model_dir())],
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
-        env={**os.environ},
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     try:
         assert owner.stdout is not None
@@ -73,6 +73,7 @@ def test_it_ends_with_a_killed_owner() -> None:
         owner.send_signal(signal.SIGKILL)
         owner.wait()
     wait_until(lambda: not processes_with(marks), 30.0, lambda: f"still running: {processes_with(marks)}")
+    wait_until(lambda: not list(tmp_path.iterdir()), 10.0, lambda: f"left: {list(tmp_path.iterdir())}")
 
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
