@@ -2,7 +2,11 @@
 
 What is queued are paths, not blocks: a block is held only while its batch is written, and one that was evicted before
 its turn is left out. Names that L3 is known to have, and those that wait, are not queued again; the memory of both is
-bounded. A write that fails costs nobody anything: the block is offered again the next time its prefix is stored.
+bounded. A write that fails costs nobody anything: the block is offered again the next time its path is used.
+
+Paths come again and again while they grow, so `offer` looks at them from their end, up to the first name that is known.
+A block that L3 lacks in front of such names is a *hole*: it is remembered until it is filled, for what stands behind it
+cannot be found.
 """
 
 from __future__ import annotations
@@ -51,6 +55,7 @@ class Archive:
         self._namespace = namespace
         self._config = config
         self._known: OrderedDict[bytes, None] = OrderedDict()
+        self._holes: OrderedDict[bytes, None] = OrderedDict()
         self._pending: set[bytes] = set()
         self._jobs: Background[_Job] = Background("archive", self._write, config.max_pending_blocks)
         self.counters = ArchiveCounters()
@@ -62,9 +67,7 @@ class Archive:
 
     def offer(self, path: Sequence[bytes]) -> None:
         """A path is in the lowest tier: write what L3 is not known to have. Quick, also when repeated."""
-        first = len(path)
-        while first and path[first - 1] not in self._known and path[first - 1] not in self._pending:
-            first -= 1
+        first = self._first_new(path)
         new = path[first:]
         if not new:
             return
@@ -74,18 +77,20 @@ class Archive:
         self._pending.update(new)
 
     def missing(self, prefix_hash: bytes) -> None:
-        """L3 says that it does not have a block."""
-        self._known.pop(prefix_hash, None)
+        """L3 does not have a block, or not as it was written."""
+        if prefix_hash in self._known:
+            del self._known[prefix_hash]
+            self._remember(self._holes, prefix_hash)
 
     def present(self, prefix_hash: bytes) -> None:
         """L3 has a block: it need not be offered."""
-        self._known[prefix_hash] = None
-        if len(self._known) > self._config.max_known_blocks:
-            self._known.popitem(last=False)
+        self._holes.pop(prefix_hash, None)
+        self._remember(self._known, prefix_hash)
 
     def forget(self) -> None:
         """L3 no longer has what it had."""
         self._known.clear()
+        self._holes.clear()
 
     async def drained(self) -> None:
         """Wait until nothing waits to be written."""
@@ -139,3 +144,18 @@ class Archive:
                     self.counters.present += 1
                 case _:
                     self.counters.failed += 1
+                    self._remember(self._holes, key.prefix_hash)
+
+    def _first_new(self, path: Sequence[bytes]) -> int:
+        """Index in a path from which on it is to be written; its length when L3 has all of it, or will have."""
+        first = len(path)
+        while first and path[first - 1] not in self._known and path[first - 1] not in self._pending:
+            first -= 1
+        if not self._holes:
+            return first
+        return next((i for i in range(first) if path[i] in self._holes and path[i] not in self._pending), first)
+
+    def _remember(self, names: OrderedDict[bytes, None], name: bytes) -> None:
+        names[name] = None
+        if len(names) > self._config.max_known_blocks:
+            names.popitem(last=False)

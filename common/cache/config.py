@@ -89,7 +89,7 @@ class ArchiveConfig:
 
     Attributes:
         max_pending_blocks: most names that wait to be written; beyond, blocks are not archived.
-        max_known_blocks: names remembered as stored, so that they are not offered again.
+        max_known_blocks: names remembered as stored, so that they are not offered again; as many as lacking.
         deadline_s: for one batch of puts.
     """
 

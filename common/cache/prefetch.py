@@ -88,7 +88,7 @@ class Prefetcher:
             namespace: of this worker's KV.
             config: may be replaced at any time.
             prefill_tokens_per_s: measured speed of computing, 0 when unknown.
-            on_missing: told each name that the store says it does not have.
+            on_missing: told each name that the store says it does not have, or whose block is not as it was written.
             on_present: told each name whose block was read from the store and verified.
         """
         self.config = config
@@ -218,6 +218,9 @@ class Prefetcher:
             num_good = _head(states)
             for name in path[first : first + num_good]:
                 self._on_present(name)
+            for name, state in zip(path[first:], states, strict=False):
+                if state is State.CORRUPT:
+                    self._on_missing(name)
             tier.cache.insert(path[: first + num_good], head + blocks[:num_good], priority=0)
             return num_good
         finally:

@@ -183,3 +183,55 @@ async def test_a_full_queue_drops_and_the_next_use_offers_again(shelf: Shelf) ->
         failpoints.disarm_all()
         await rig.run("b", prompt_of(1))
         assert len(shelf.objects) >= 5
+
+
+@pytest.mark.parametrize("l2_blocks", [0, 64])
+@pytest.mark.parametrize("hole", [0, 4])
+async def test_a_hole_in_a_path_is_filled_when_the_path_is_used_again(shelf: Shelf, l2_blocks: int, hole: int) -> None:
+    """The store dropped a block whose followers it still has."""
+    names = list(make_request("m", prompt_of(1)).reusable_hashes())
+    async with running_core(24, l2_blocks=l2_blocks) as rig:
+        rig.attach(MemoryStore(shelf), KEY)
+        await rig.run("a", prompt_of(1))
+        del shelf.objects[next(key for key in shelf.objects if key.prefix_hash == names[hole])]
+        rig.flush()
+        found = {"l3": hole * BLOCK_SIZE} if hole else {}
+        assert (await rig.run("b", prompt_of(1))).num_cached_tokens == found
+        rig.flush()
+        assert (await rig.run("c", prompt_of(1))).num_cached_tokens == {"l3": 20}
+
+
+async def test_a_damaged_block_is_written_anew_when_its_path_is_used_again(shelf: Shelf) -> None:
+    names = list(make_request("m", prompt_of(1)).reusable_hashes())
+    async with running_core(24) as rig:
+        rig.attach(MemoryStore(shelf), KEY)
+        await rig.run("a", prompt_of(1))
+        damaged = next(key for key in shelf.objects if key.prefix_hash == names[2])
+        header, payload = shelf.objects[damaged]
+        shelf.objects[damaged] = header, bytes([payload[0] ^ 1]) + payload[1:]
+        rig.flush()
+        assert (await rig.run("b", prompt_of(1))).num_cached_tokens == {"l3": 2 * BLOCK_SIZE}
+        rig.flush()
+        assert (await rig.run("c", prompt_of(1))).num_cached_tokens == {"l3": 20}
+
+
+@pytest.mark.parametrize("l2_blocks", [0, 64])
+async def test_what_came_from_the_store_is_not_offered_to_it_again(shelf: Shelf, l2_blocks: int) -> None:
+    for _ in range(2):
+        async with running_core(24, l2_blocks=l2_blocks) as rig:
+            storage = rig.attach(MemoryStore(shelf), KEY)
+            await rig.run("a", prompt_of(1))
+    assert storage.prefetcher.counters.fetched == 5
+    counters = storage.archive.counters
+    assert (counters.present, counters.stored) == (1, 0), "only the block with output is new to the worker"
+
+
+async def test_a_write_that_failed_in_the_middle_of_a_path_is_made_up_for(shelf: Shelf) -> None:
+    async with running_core(24) as rig:
+        failpoints = Failpoints()
+        storage = rig.attach(faulty(shelf, failpoints, put="2*off;1*fail"), KEY)
+        await rig.run("a", prompt_of(1))
+        assert storage.archive.counters.failed == 1 and len(shelf.objects) == 5
+        await rig.run("b", prompt_of(1))
+        rig.flush()
+        assert (await rig.run("c", prompt_of(1))).num_cached_tokens == {"l3": 20}
