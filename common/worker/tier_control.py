@@ -6,6 +6,8 @@ play the operator.
 
 from __future__ import annotations
 
+import asyncio
+
 from common.base.errors import InvalidRequest
 from common.base.failpoints import Failpoints
 from common.base.logging import get_logger
@@ -34,6 +36,7 @@ class WorkerTiers:
         self._tagger = tagger
         self._failpoints = failpoints
         self._prefetch = prefetch
+        self._closing: set[asyncio.Task[None]] = set()
 
     @property
     def policies(self) -> TierPolicies:
@@ -111,17 +114,22 @@ class WorkerTiers:
         get_logger().info("storage attached", backend=request.backend)
 
     async def detach(self) -> None:
-        """Detach the store."""
+        """Detach the store. It is closed to the end, also when the caller does not wait for that."""
         storage = self._core.storage
         if storage is None:
             raise InvalidRequest("no storage is attached to this worker", param="backend")
         self._core.storage = None
-        await storage.close(FLUSH_S)
+        closing = asyncio.create_task(storage.close(FLUSH_S), name="detach")
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        await asyncio.shield(closing)
 
     async def close(self) -> None:
-        """Detach the store if there is one."""
+        """Detach the store if there is one, and wait for those that were detached before."""
         if self._core.storage is not None:
             await self.detach()
+        if self._closing:
+            await asyncio.wait(self._closing)
 
     def _describe(self, tier: Tier) -> TierInfo:
         core, cache, name = self._core, tier.cache, TierName(f"l{tier.number}")
