@@ -163,6 +163,11 @@ class Tiers:
         if self.l2 is not None and self.policies.write is not WritePolicy.WRITE_BACK:
             self._copy_down(hashes, blocks)
 
+    def distrust(self, block_hash: bytes) -> None:
+        """See `LowerTiers.distrust`; what L3 has of it stays there."""
+        if self.l2 is not None:
+            self.l2.cache.forget(block_hash)
+
     async def load(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy L2 blocks into L1 blocks; the caller holds both until this is over. Then nothing is written any more.
 
@@ -216,12 +221,13 @@ class Tiers:
         head = l2.cache.acquire(path, touch=False)
         missing = blocks[len(head) :]
         new = l2.cache.allocate(min(len(missing), l2.cache.num_available)) or []
+        self.counters.dropped += len(missing) - len(new)
         try:
             if new:
-                missing = missing[: len(new)]
-                await self._move(SAVE, l1, missing, l2, new)
-                self._insert(path, head + new, job.priority)
-                self.counters.saved += len(new)
+                await self._move(SAVE, l1, missing[: len(new)], l2, new)
+                if l1.cache.blocks_of(path) == blocks:  # else they are not trusted any more
+                    self._insert(path, head + new, job.priority)
+                    self.counters.saved += len(new)
         finally:
             l2.cache.release(head + new)
             l1.cache.release(blocks, touch=False)
@@ -230,7 +236,7 @@ class Tiers:
     async def _move(
         self, failpoint: str, source: Tier, sources: Sequence[int], target: Tier, targets: Sequence[int]
     ) -> None:
-        """Copy, a lot of it in the mover thread; ends when the copy has ended, also when it is cancelled."""
+        """Copy, a lot of it in the mover thread; ends when the copy has ended, however often it is cancelled."""
         await inflict(self._failpoints.hit(failpoint), lambda: Unavailable(f"failpoint {failpoint}", leg=Leg.STORE))
         if len(targets) * target.region.extent_bytes <= MAX_INLINE_BYTES:
             _copy(source.rows, sources, target.rows, targets)
@@ -240,11 +246,15 @@ class Tiers:
         )
         self._moves.add(copying)
         copying.add_done_callback(self._moves.discard)
-        try:
-            await asyncio.shield(copying)
-        except asyncio.CancelledError:
-            await asyncio.wait((copying,))
-            raise
+        cancelled: asyncio.CancelledError | None = None
+        while not copying.done():
+            try:
+                await asyncio.wait((copying,))
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+        copying.result()
 
     def _spill(self, path: Sequence[bytes], blocks: Sequence[int], num_going: int) -> None:
         """L1 evicts the last `num_going` blocks of a path."""

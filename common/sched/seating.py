@@ -61,7 +61,7 @@ class Seating:
         Those of whose path L2 has more go to landing instead: `loads` says what is to be copied.
         """
         if not self._has_seat(config) and config.policy is not Policy.PRIORITY:
-            self._stuck = next(iter(self._roster.waiting), None)
+            self._stuck = next((r for r in self._roster.waiting if not r.awaits_kv), None)
             return
         for request in self._roster.waiting.next(config.max_num_seqs, config, self._cache.match):
             if not self._has_budget(request, config):

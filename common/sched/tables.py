@@ -91,9 +91,10 @@ class BlockTables:
         self._lower.park(request.chain.hashes[:num_full], request.block_table[:num_full])
 
     def distrust(self, request: Request) -> None:
-        """Take the request's whole path out of the index: its KV may be damaged."""
+        """Take the request's whole path out of the indexes: its KV may be damaged."""
         if request.chain.hashes:
             self._cache.forget(request.chain.hashes[0])
+            self._lower.distrust(request.chain.hashes[0])
 
     def close(self, request: Request) -> None:
         """Give all blocks of a request back; nothing is computed then."""

@@ -47,6 +47,9 @@ class LowerTiers(Protocol):
     def park(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
         """The request of these blocks loses them: keep a copy, made before this returns."""
 
+    def distrust(self, block_hash: bytes) -> None:
+        """L1 has forgotten a block and all that build on it, since their KV may be damaged: so must its copies be."""
+
 
 class NothingBelow:
     """`LowerTiers` of a worker that has L1 only."""
@@ -64,3 +67,6 @@ class NothingBelow:
 
     def park(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
         """There is no place for a copy."""
+
+    def distrust(self, block_hash: bytes) -> None:
+        """There is no copy."""

@@ -181,6 +181,16 @@ def test_a_seat_that_becomes_free_is_not_taken_from_who_waits_for_it() -> None:
     assert rig.scheduler.reserve(make_request("c")) is not None
 
 
+def test_who_waits_for_its_kv_keeps_no_seat_from_others() -> None:
+    rig = SchedulerRig(max_num_seqs=1)
+    rig.add(make_request("a", max_tokens=2), fetching := make_request("b"))
+    fetching.awaits_kv = True
+    rig.step()
+    rig.step()
+    assert (rig.scheduler.num_running, rig.scheduler.num_waiting) == (0, 1)
+    assert rig.scheduler.reserve(make_request("c")) is not None
+
+
 def test_a_smaller_seat_limit_lets_the_surplus_leave_by_itself() -> None:
     rig = SchedulerRig(max_num_seqs=3)
     requests = [make_request(f"r{i}", max_tokens=3 + i) for i in range(3)]

@@ -121,6 +121,20 @@ async def test_a_request_that_ends_while_its_blocks_are_loaded_leaves_nothing() 
         assert rig.core.scheduler.num_landing == 0
 
 
+async def test_kv_that_gave_no_finite_logits_is_kept_in_no_tier() -> None:
+    async with running_core(24, l2_blocks=64) as rig:
+        await rig.run("a", prompt_of(1))
+        rig.cache.flush()
+        rig.engine.fail = ["bad"]
+        listener = Listener()
+        rig.core.add(make_request("bad", prompt_of(1)), listener)
+        await listener.wait()
+        await rig.settle()
+        assert listener.errors
+        assert rig.core.tiers.match(make_request("m", prompt_of(1)).reusable_hashes()) == 0
+        assert (await rig.run("b", prompt_of(1))).num_cached_tokens == {}
+
+
 async def test_a_short_rest_is_computed() -> None:
     async with running_core(8, l2_blocks=64, load_back_min_tokens=24) as rig:
         await rig.run("a", prompt_of(1))
