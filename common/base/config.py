@@ -25,7 +25,7 @@ from pydantic_settings import (
 
 ENV_PREFIX = "PANDO_"
 CONFIG_FILE_VARIABLE = "PANDO_CONFIG"
-SECTIONS = ("timeouts", "log", "registry", "gateway", "router", "worker", "limits")
+SECTIONS = ("timeouts", "log", "registry", "gateway", "router", "worker", "kvstore", "limits")
 """Every section of every service: one TOML file and one environment may serve all of them."""
 
 

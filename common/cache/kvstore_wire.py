@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from enum import IntEnum
 
 from common.base.errors import InvalidRequest, Leg
 from common.cache.l3 import HEADER_BYTES, BlockKey
@@ -27,6 +28,27 @@ OFFERED = struct.Struct("<IQQQQ")
 """segment, offset, length, generation, checksum"""
 INDEX = struct.Struct("<H")
 _PART_BYTES = 4
+
+
+class Lookup(IntEnum):
+    """LookupState of the contract, as the byte that travels."""
+
+    HIT = 1
+    MISS = 2
+    EXPIRED = 3
+    ERROR = 4
+    ELSEWHERE = 5
+
+
+class Put(IntEnum):
+    """PutState of the contract, as the byte that travels."""
+
+    STORED = 1
+    PRESENT = 2
+    NO_SPACE = 3
+    CORRUPT = 4
+    ERROR = 5
+    QUOTA = 6
 
 
 def name_of(key: BlockKey) -> bytes:

@@ -2,7 +2,8 @@
 
 Each worker writes one key with a time to live, from an OS thread of its own, so that a busy event loop does not look
 like death. Readers list all keys; an entry that is gone only makes its worker *suspect*: ejection also needs a failed
-ping, so that a lost registry ejects nobody.
+ping, so that a lost registry ejects nobody. The processes of the KV store are entries of another kind, which only those
+see who ask for it; they also share a lock.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class WorkerRecord:
         worker_id: its name.
         incarnation: this life of it.
         address: gRPC host:port.
-        roles: "prefill", "decode".
+        roles: "prefill", "decode"; of the store "node", "master", "leader".
         pid: process id on its host.
         metrics_address: host:port of its Prometheus exporter.
         engine_step_age_s: seconds since the engine's current step began; 0 when idle.
@@ -50,8 +51,20 @@ class WorkerRecord:
 _FIELDS = tuple(field.name for field in fields(WorkerRecord))
 
 
-def _prefix(cluster: str) -> str:
-    return f"pando:{cluster}:worker:"
+WORKER, STORE = "worker", "store"
+"""Kinds of entries."""
+
+_KEEP_LOCK = """
+local holder = redis.call('GET', KEYS[1])
+if holder == ARGV[1] then redis.call('PEXPIRE', KEYS[1], ARGV[2]) return 1 end
+if not holder then redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) return 1 end
+return 0
+"""
+_FREE_LOCK = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end return 0"
+
+
+def _prefix(cluster: str, kind: str) -> str:
+    return f"pando:{cluster}:{kind}:"
 
 
 def _parse(value: bytes | str) -> WorkerRecord | None:
@@ -72,16 +85,24 @@ class Heartbeat:
         cluster: name of the cluster.
         record: called on the thread for the current record; must not block.
         interval_s, ttl_s: heartbeat period and life of an entry.
+        kind: of the entry.
     """
 
     def __init__(
-        self, url: str, cluster: str, record: Callable[[], WorkerRecord], *, interval_s: float, ttl_s: float
+        self,
+        url: str,
+        cluster: str,
+        record: Callable[[], WorkerRecord],
+        *,
+        interval_s: float,
+        ttl_s: float,
+        kind: str = WORKER,
     ) -> None:
         # No retries inside: the next beat is the retry, and leaving must not wait for a registry that is gone.
         self._client = redis.Redis.from_url(
             url, socket_timeout=ttl_s / 2, socket_connect_timeout=ttl_s / 2, retry=Retry(NoBackoff(), 0)
         )
-        self._cluster = cluster
+        self._prefix = _prefix(cluster, kind)
         self._record = record
         self._interval_s = interval_s
         self._ttl_ms = int(ttl_s * 1000)
@@ -99,7 +120,7 @@ class Heartbeat:
         self._thread.join()
         record = self._record()
         try:
-            self._client.delete(_prefix(self._cluster) + record.worker_id)
+            self._client.delete(self._prefix + record.worker_id)
         except redis.RedisError as error:
             get_logger().debug("registry did not take the sign-off", error=str(error))
         self._client.close()
@@ -113,7 +134,7 @@ class Heartbeat:
     def _beat(self) -> None:
         record = self._record()
         try:
-            self._client.set(_prefix(self._cluster) + record.worker_id, orjson.dumps(asdict(record)), px=self._ttl_ms)
+            self._client.set(self._prefix + record.worker_id, orjson.dumps(asdict(record)), px=self._ttl_ms)
         except redis.RedisError as error:
             if self._reachable:
                 get_logger().warning("registry unreachable; serving goes on", error=str(error))
@@ -125,16 +146,16 @@ class Heartbeat:
 
 
 class RegistryReader:
-    """Lists the entries of a cluster; used on one asyncio loop."""
+    """Lists the entries of one kind of a cluster; used on one asyncio loop."""
 
-    def __init__(self, url: str, cluster: str, timeout_s: float) -> None:
+    def __init__(self, url: str, cluster: str, timeout_s: float, kind: str = WORKER) -> None:
         self._client = redis.asyncio.Redis.from_url(
             url,
             socket_timeout=timeout_s,
             socket_connect_timeout=timeout_s,
             retry=redis.asyncio.retry.Retry(NoBackoff(), 0),
         )
-        self._pattern = _prefix(cluster) + "*"
+        self._pattern = _prefix(cluster, kind) + "*"
 
     async def list_workers(self) -> list[WorkerRecord]:
         """All live entries, by worker id.
@@ -152,3 +173,49 @@ class RegistryReader:
     async def close(self) -> None:
         """Close the connection."""
         await self._client.aclose()
+
+
+class RegistryLock:
+    """A lock with a time to live that at most one of its contenders has; used on one asyncio loop.
+
+    Args:
+        url, cluster: of the registry.
+        name: of the lock.
+        owner: of this contender, different from all others'.
+        ttl_s: life of the lock after each `keep`.
+        timeout_s: for a call.
+    """
+
+    def __init__(self, url: str, cluster: str, name: str, owner: str, *, ttl_s: float, timeout_s: float) -> None:
+        self._client = redis.asyncio.Redis.from_url(
+            url,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=redis.asyncio.retry.Retry(NoBackoff(), 0),
+        )
+        self._key = f"pando:{cluster}:lock:{name}"
+        self._owner = owner
+        self._ttl_ms = int(ttl_s * 1000)
+
+    async def keep(self) -> bool:
+        """Take the lock if it is free, extend it if it is ours; whether it is ours now.
+
+        Raises:
+            Unavailable: the registry does not answer; the lock may or may not be ours.
+        """
+        return await self._run(_KEEP_LOCK, self._owner, str(self._ttl_ms)) == 1
+
+    async def free(self) -> None:
+        """Let others have it. Raises Unavailable."""
+        await self._run(_FREE_LOCK, self._owner)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._client.aclose()
+
+    async def _run(self, script: str, *arguments: str) -> int:
+        try:
+            answer: int = await self._client.eval(script, 1, self._key, *arguments)
+        except (redis.RedisError, OSError) as error:
+            raise Unavailable(f"registry: {error}", reason="registry_unreachable") from error
+        return answer

@@ -36,6 +36,7 @@ class Object:
         run: its pages, None on disk only.
         rank: of eviction.
         on_disk: whether the log has it.
+        used: looked up since it came into memory.
         pins: leases and writes that need it; it keeps its bytes until there are none.
         visible: committed and not removed.
     """
@@ -47,8 +48,14 @@ class Object:
     run: Run | None = None
     rank: Rank = Rank.PLAIN
     on_disk: bool = False
+    used: bool = False
     pins: int = 0
     visible: bool = False
+
+    @property
+    def soft_pinned(self) -> bool:
+        """Whether it is evicted last."""
+        return self.rank is Rank.SOFT_PINNED
 
     @property
     def num_bytes(self) -> int:
@@ -97,7 +104,7 @@ class Memory:
         if one.run is not None:
             self._arena.free(one.run)
             self.num_bytes -= one.num_bytes
-            one.run, one.header = None, b""
+            one.run, one.header, one.used = None, b"", False
 
     def enlist(self, one: Object) -> None:
         """It may be evicted from now on, after all others of its rank."""
@@ -108,7 +115,8 @@ class Memory:
         self._orders[one.rank].pop(one, None)
 
     def touch(self, one: Object) -> None:
-        """It was used."""
+        """It was used just now."""
+        one.used = True
         self._orders[one.rank].move_to_end(one)
 
     def oldest(self, limit: int) -> Iterator[Object]:

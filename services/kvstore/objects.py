@@ -3,14 +3,15 @@
 ::
 
     stage ──> staged ──commit──> in memory ──written──> in memory and on disk ──evicted──> on disk only ──load──> both
-      │         └─abandon─> gone     └─evicted──> gone                                          └─trim_disk──> gone
+      │         └─abandon─> gone     └─evicted──> gone      └─dropped──> in memory               └─dropped──> gone
       └─> Refusal
 
 Invariants: an object is visible only between its commit and its removal. Free pages plus those of staged, resident,
 loading and removed-but-pinned objects are all pages. Nothing that is pinned loses its bytes. Equal names mean equal
 bytes: an object is never overwritten, only replaced by one of another length, which was damaged or foreign.
 
-Who leaves a tier first is in memory.py and disk.py. A namespace that would exceed its quota evicts its own.
+Who leaves memory first is in memory.py; who leaves the disk, the log decides. A namespace that would exceed its quota
+evicts its own.
 
 Names are as in common.cache.kvstore_wire; the bytes of headers and payloads are never looked at.
 """
@@ -20,10 +21,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 
 from common.cache.kvstore_arena import Arena, Run
 from common.cache.kvstore_wire import namespace_of
-from services.kvstore.disk import Disk, Marks
 from services.kvstore.memory import Memory, Object, Rank
 
 _QUOTA_SCAN = 1024
@@ -45,13 +46,13 @@ class Limits:
         memory_bytes: of headers and payloads in memory.
         max_staged_bytes: on their way into memory at a time, if more than one object.
         quota_bytes: of one namespace; 0: no quota.
-        disk: its size and marks.
+        disk_bytes: what the log may take; 0: there is no disk.
     """
 
     memory_bytes: int
     max_staged_bytes: int
     quota_bytes: int = 0
-    disk: Marks = field(default_factory=Marks)
+    disk_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -61,11 +62,13 @@ class Changes:
     Attributes:
         visible: (True for came, False for went, name), in order.
         off_disk: names whose records the log shall drop.
-        num_evicted: objects that lost a tier to make room.
+        used: names that are on disk only from now on, but were used while they were in memory.
+        num_evicted: objects that left memory to make room.
     """
 
     visible: list[tuple[bool, bytes]] = field(default_factory=list)
     off_disk: list[bytes] = field(default_factory=list)
+    used: list[bytes] = field(default_factory=list)
     num_evicted: int = 0
 
 
@@ -73,19 +76,20 @@ class Objects:
     """All objects of a node, over the pages of `arena`.
 
     Attributes:
-        memory, disk: the tiers; read only.
+        memory: that tier; read only.
         num_bytes: headers and payloads of visible objects, whatever their tier.
+        disk_bytes, num_on_disk: of those that the log has.
         staged_bytes: on their way into memory. unwritten_bytes: visible and not yet on disk.
     """
 
     def __init__(self, arena: Arena, limits: Limits) -> None:
         self.memory = Memory(arena, limits.memory_bytes)
-        self.disk = Disk(limits.disk)
         self._limits = limits
         self._objects: dict[bytes, Object] = {}
         self._space_bytes: dict[bytes, int] = {}
         self._changes = Changes()
         self.num_bytes = self.staged_bytes = self.unwritten_bytes = 0
+        self.disk_bytes = self.num_on_disk = 0
 
     def __len__(self) -> int:
         return len(self._objects)
@@ -96,7 +100,7 @@ class Objects:
     @property
     def capacity_bytes(self) -> int:
         """What the larger tier may hold."""
-        return max(self._limits.disk.limit_bytes, self._limits.memory_bytes)
+        return max(self._limits.disk_bytes, self._limits.memory_bytes)
 
     def take_changes(self) -> Changes:
         """What happened since the last call."""
@@ -110,11 +114,8 @@ class Objects:
     def touch(self, path: Sequence[Object]) -> None:
         """They were used, as one path: its beginning counts as used last, so that ends are evicted first."""
         for one in reversed(path):
-            if one.visible:
-                if one.run is not None:
-                    self.memory.touch(one)
-                if one.on_disk:
-                    self.disk.touch(one)
+            if one.visible and one.run is not None:
+                self.memory.touch(one)
 
     def pin(self, one: Object) -> None:
         """Keep its bytes until `unpin`."""
@@ -151,7 +152,7 @@ class Objects:
         if old is not None:
             self._remove(old)
         self.staged_bytes -= new.num_bytes
-        if self.disk.exists:
+        if self._limits.disk_bytes:
             new.rank = max(new.rank, Rank.UNWRITTEN)
             self.unwritten_bytes += new.num_bytes
         self._show(new)
@@ -169,7 +170,7 @@ class Objects:
         one = Object(name, length)
         self._charge(one, one.num_bytes)
         self._show(one)
-        self.disk.put(one)
+        self._put_on_disk(one)
 
     def begin_load(self, one: Object) -> Run | None:
         """Pages for the bytes of an object that is on disk only, pinned until `end_load`; None: no room now."""
@@ -202,19 +203,27 @@ class Objects:
                 self._changes.off_disk.append(one.name)
             return
         self.unwritten_bytes -= one.num_bytes
-        self.disk.put(one)
+        self._put_on_disk(one)
         if one.rank is Rank.UNWRITTEN:
             self.memory.strike(one)
             one.rank = Rank.PLAIN
             self.memory.enlist(one)
 
-    def trim_disk(self) -> None:
-        """Remove what the disk has too much."""
-        self._evict_all(self.disk.excess())
-
-    def free_disk(self, num_bytes: int) -> None:
-        """Remove the least recently used of what is on disk, until so much is free there."""
-        self._evict_all(self.disk.victims(num_bytes))
+    def dropped(self, name: bytes) -> Object | None:
+        """The log no longer has an object; returns it if it should be written again, since it is still used."""
+        one = self._objects.get(name)
+        if one is None or not one.on_disk:
+            return None
+        if one.run is None:
+            self._remove(one)
+            return None
+        self._take_off_disk(one)
+        self.unwritten_bytes += one.num_bytes
+        if one.rank is Rank.PLAIN:
+            self.memory.strike(one)
+            one.rank = Rank.UNWRITTEN
+            self.memory.enlist(one)
+        return one if one.used else None
 
     def remove(self, name: bytes) -> bool:
         """Remove an object; False when there is none. Under a pin its bytes stay, but nobody finds it."""
@@ -231,7 +240,7 @@ class Objects:
         allowed = self._limits.quota_bytes - num_bytes
         if not self._limits.quota_bytes or self._space_bytes.get(namespace, 0) <= allowed:
             return True
-        for one in [*self.memory.oldest(_QUOTA_SCAN), *self.disk.oldest(_QUOTA_SCAN)]:
+        for one in [*self.memory.oldest(_QUOTA_SCAN), *islice(self._objects.values(), _QUOTA_SCAN)]:
             if one.visible and not one.pins and namespace_of(one.name) == namespace:
                 self._changes.num_evicted += 1
                 self._remove(one)
@@ -243,14 +252,11 @@ class Objects:
         """Take an object out of memory: what is not on disk is gone."""
         self._changes.num_evicted += 1
         if one.on_disk:
+            if one.used:
+                self._changes.used.append(one.name)
             self.memory.strike(one)
             self.memory.free(one)
         else:
-            self._remove(one)
-
-    def _evict_all(self, victims: Sequence[Object]) -> None:
-        self._changes.num_evicted += len(victims)
-        for one in victims:
             self._remove(one)
 
     def _remove(self, one: Object) -> None:
@@ -262,9 +268,9 @@ class Objects:
         self.num_bytes -= one.num_bytes
         self._charge(one, -one.num_bytes)
         if one.on_disk:
-            self.disk.take(one)
+            self._take_off_disk(one)
             self._changes.off_disk.append(one.name)
-        elif self.disk.exists:
+        elif self._limits.disk_bytes:
             self.unwritten_bytes -= one.num_bytes
         if not one.pins:
             self.memory.free(one)
@@ -274,6 +280,16 @@ class Objects:
         self._objects[one.name] = one
         self.num_bytes += one.num_bytes
         self._changes.visible.append((True, one.name))
+
+    def _put_on_disk(self, one: Object) -> None:
+        one.on_disk = True
+        self.disk_bytes += one.num_bytes
+        self.num_on_disk += 1
+
+    def _take_off_disk(self, one: Object) -> None:
+        one.on_disk = False
+        self.disk_bytes -= one.num_bytes
+        self.num_on_disk -= 1
 
     def _charge(self, one: Object, num_bytes: int) -> None:
         namespace = namespace_of(one.name)

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from common.base.errors import Unavailable
-from common.rpc.registry import Heartbeat, RegistryReader, WorkerRecord
+from common.rpc.registry import STORE, Heartbeat, RegistryLock, RegistryReader, WorkerRecord
 from pando.cli.local_registry import registry_command
 
 RECORD = WorkerRecord("w1", 7, "127.0.0.1:5", ["prefill", "decode"], 42, "127.0.0.1:6", 0.5, True)
@@ -103,3 +103,54 @@ async def test_a_registry_that_is_gone_is_said_quickly_and_leaving_does_not_wait
         await asyncio.to_thread(heartbeat.close)
     assert gone.value.reason == "registry_unreachable"
     await reader.close()
+
+
+async def test_kinds_of_entries_do_not_see_each_other(url: str) -> None:
+    store = WorkerRecord("kvstore-0", 1, "127.0.0.1:9", ["node", "leader"])
+    heartbeat = Heartbeat(url, "kinds", lambda: store, interval_s=0.05, ttl_s=2.0, kind=STORE)
+    heartbeat.start()
+    workers, stores = RegistryReader(url, "kinds", 1.0), RegistryReader(url, "kinds", 1.0, STORE)
+    try:
+        async with asyncio.timeout(10):
+            while not (found := await stores.list_workers()):  # noqa: ASYNC110 - another thread
+                await asyncio.sleep(0.01)
+        assert found == [store] and await workers.list_workers() == []
+    finally:
+        heartbeat.close()
+        await workers.close()
+        await stores.close()
+
+
+def lock(url: str, owner: str, ttl_s: float = 5.0) -> RegistryLock:
+    return RegistryLock(url, "locks", "leader", owner, ttl_s=ttl_s, timeout_s=1.0)
+
+
+async def test_one_of_two_has_the_lock(url: str) -> None:
+    one, other = lock(url, "one"), lock(url, "other")
+    assert await one.keep() and not await other.keep() and await one.keep()
+    await other.free()
+    assert not await other.keep(), "only its owner frees it"
+    await one.free()
+    assert await other.keep() and not await one.keep()
+    await other.free()
+    await one.close()
+    await other.close()
+
+
+async def test_a_lock_ends_by_itself(url: str) -> None:
+    one, other = lock(url, "one", ttl_s=0.1), lock(url, "other")
+    assert await one.keep()
+    async with asyncio.timeout(10):
+        while not await other.keep():  # noqa: ASYNC110 - time on the server
+            await asyncio.sleep(0.01)
+    assert not await one.keep()
+    await other.free()
+    await one.close()
+    await other.close()
+
+
+async def test_a_lock_of_a_registry_that_is_gone_is_unknown() -> None:
+    lost = lock("redis://127.0.0.1:1/0", "one")
+    with pytest.raises(Unavailable):
+        await lost.keep()
+    await lost.close()

@@ -9,7 +9,6 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from common.cache.kvstore_arena import Arena
 from common.cache.kvstore_wire import name_of
 from common.cache.l3 import HEADER_BYTES, BlockKey
-from services.kvstore.disk import Marks
 from services.kvstore.leases import LeaseBook
 from services.kvstore.memory import Object, Rank
 from services.kvstore.objects import Limits, Objects
@@ -35,7 +34,7 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.arena = Arena(NUM_PAGES * PAGE, PAGE)
-        limits = Limits(NUM_PAGES * (PAGE + HEADER_BYTES), 6 * PAGE, 9 * PAGE, Marks(20 * (PAGE + HEADER_BYTES)))
+        limits = Limits(NUM_PAGES * (PAGE + HEADER_BYTES), 6 * PAGE, 9 * PAGE, 1 << 20)
         self.objects = Objects(self.arena, limits)
         self.book = LeaseBook(self.objects, 1, TTL_S, 50)
         self.now_s = 0.0
@@ -156,9 +155,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.objects.end_load(one, run, b"h" * HEADER_BYTES if good else b"", 0)  # type: ignore[arg-type]
         self.follow()
 
-    @rule()
-    def trim(self) -> None:
-        self.objects.trim_disk()
+    @rule(name=st.sampled_from(NAMES))
+    def drop_from_log(self, name: bytes) -> None:
+        one = self.objects.get(name)
+        self.log.discard(name)
+        again = self.objects.dropped(name)
+        assert again is None or (again is one and one.used)
         self.follow()
 
     @invariant()
@@ -177,7 +179,7 @@ class StoreMachine(RuleBasedStateMachine):
         found = [one for name in objects if (one := objects.get(name)) is not None]
         assert objects.num_bytes == sum(one.num_bytes for one in found)
         on_disk = [one for one in found if one.on_disk]
-        assert objects.disk.num_bytes == sum(one.num_bytes for one in on_disk) and len(objects.disk) == len(on_disk)
+        assert objects.disk_bytes == sum(one.num_bytes for one in on_disk) and objects.num_on_disk == len(on_disk)
         assert {one.name for one in on_disk} <= self.log, "an object is on disk only if the log has it"
         assert objects.unwritten_bytes == sum(one.num_bytes for one in found if not one.on_disk)
         assert objects.memory.num_bytes <= objects.memory.limit_bytes

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
+from common.cache.kvstore_placement import Candidate, choose_holder, rank
 from services.kvstore.directory import Directory
-from services.kvstore.placement import Candidate, choose_holder, rank
 
 A, B, C = b"a", b"b", b"c"
 

@@ -1,4 +1,4 @@
-"""The objects of a node: commit, eviction by rank, disk marks, quotas, removal under pins."""
+"""The objects of a node: commit, eviction by rank, the disk, quotas, removal under pins."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 from common.cache.kvstore_arena import Arena
 from common.cache.kvstore_wire import name_of
 from common.cache.l3 import HEADER_BYTES, BlockKey
-from services.kvstore.disk import Marks
 from services.kvstore.memory import Object, Rank
 from services.kvstore.objects import Limits, Objects, Refusal
 
@@ -181,8 +180,8 @@ def test_a_namespace_beyond_its_quota_evicts_its_own() -> None:
     assert node.put(9, space=b"third") is None
 
 
-def disk_node(disk_objects: int = 100, **limits: object) -> Node:
-    return Node(disk=Marks(disk_objects * SIZE), **limits)
+def disk_node(**limits: object) -> Node:
+    return Node(disk_bytes=100 * SIZE, **limits)
 
 
 def test_written_objects_survive_eviction_from_memory() -> None:
@@ -192,7 +191,7 @@ def test_written_objects_survive_eviction_from_memory() -> None:
     assert node.objects.unwritten_bytes == NUM_PAGES * SIZE
     for number in (5, 6, 7):
         node.write(number)
-    assert node.objects.unwritten_bytes == 5 * SIZE and node.objects.disk.num_bytes == 3 * SIZE
+    assert node.objects.unwritten_bytes == 5 * SIZE and node.objects.disk_bytes == 3 * SIZE
     for number in range(10, 13):
         node.put(number)
     assert node.there() == [*range(8), 10, 11, 12], "what the disk has goes first, and is still an object"
@@ -225,7 +224,7 @@ def test_a_load_that_fails_removes_the_object(removed: bool) -> None:
         node.objects.remove(name(1))
     node.objects.end_load(one, run, b"" if not removed else b"h" * HEADER_BYTES, 0)
     assert node.there() == [] and node.arena.num_free_pages == NUM_PAGES
-    assert node.objects.take_changes().off_disk == [name(1)] and node.objects.disk.num_bytes == 0
+    assert node.objects.take_changes().off_disk == [name(1)] and node.objects.disk_bytes == 0
 
 
 def test_no_load_without_room() -> None:
@@ -251,20 +250,34 @@ def test_what_is_removed_while_it_is_written_leaves_the_disk() -> None:
     node.objects.written(one)
     node.objects.unpin(one)
     assert node.objects.take_changes().off_disk == [name(1)]
-    assert node.objects.unwritten_bytes == node.objects.disk.num_bytes == 0
+    assert node.objects.unwritten_bytes == node.objects.disk_bytes == 0
     assert node.arena.num_free_pages == NUM_PAGES
 
 
-def test_the_disk_is_kept_between_its_marks() -> None:
-    node = disk_node(disk_objects=20)
-    for number in range(19):
-        node.objects.adopt(name(number), LENGTH)
-    node.objects.trim_disk()
-    assert len(node.objects.disk) == 19
-    node.objects.touch([node.get(0)])
-    node.objects.adopt(name(19), LENGTH)
-    node.objects.pin(node.get(1))
-    node.objects.trim_disk()
-    assert node.there() == [0, 1, *range(4, 20)] and node.objects.disk.num_bytes == 18 * SIZE
-    node.objects.free_disk(4 * SIZE)
-    assert len(node.objects.disk) == 16
+def test_what_the_log_drops_is_gone_unless_memory_has_it() -> None:
+    node = disk_node()
+    node.objects.adopt(name(1), LENGTH)
+    for number in (2, 3):
+        node.put(number)
+        node.write(number)
+    node.objects.touch([node.get(3)])
+    assert node.objects.dropped(name(1)) is None and node.there() == [2, 3]
+    assert node.objects.dropped(name(2)) is None, "nobody used it"
+    assert node.objects.dropped(name(3)) is node.get(3), "to be written again"
+    assert node.objects.dropped(name(3)) is None and node.objects.dropped(name(9)) is None
+    assert (node.objects.disk_bytes, node.objects.num_on_disk, node.objects.unwritten_bytes) == (0, 0, 2 * SIZE)
+    node.write(3)
+    for number in range(10, 17):
+        node.put(number)
+    assert node.get(3).run is None and 2 in node.there()
+
+
+def test_use_in_memory_is_told_when_an_object_leaves_it() -> None:
+    node = disk_node()
+    for number in range(NUM_PAGES):
+        node.put(number)
+        node.write(number)
+    node.objects.touch([node.get(1)])
+    for number in range(10, 18):
+        node.put(number)
+    assert node.objects.take_changes().used == [name(1)]

@@ -75,3 +75,11 @@ def test_headers_are_counted() -> None:
 def test_endpoints_travel() -> None:
     endpoints = [Endpoint("shm", "host", 2**63, b"\0x"), Endpoint("tcp", "", 1, b"")]
     assert wire.unpack_endpoints(wire.pack_endpoints(endpoints)) == endpoints
+
+
+def test_codes_are_those_of_the_contract() -> None:
+    for ours, theirs, prefix in (
+        (wire.Lookup, kvstore_pb2.LookupState, "LOOKUP_STATE_"),
+        (wire.Put, kvstore_pb2.PutState, "PUT_STATE_"),
+    ):
+        assert {prefix + one.name: one.value for one in ours} | {f"{prefix}UNSPECIFIED": 0} == dict(theirs.items())

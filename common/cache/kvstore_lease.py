@@ -1,0 +1,223 @@
+"""What a lookup in the KV store found, over all nodes that answered, and reading it.
+
+A lease here is one handle a node; each pins that node's objects until it is closed or its time is over. Long-lived ones
+are renewed when they are read. Bytes go by the transport from the node's memory straight into the reader's targets;
+the transport verifies length, generation and checksum, and writes nothing once a read has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from common.base.errors import BlockCorrupt, LeaseLost, PandoError, StaleIncarnation
+from common.base.logging import get_logger
+from common.cache.kvstore_wire import LEASED, Lookup
+from common.cache.l3 import HEADER_BYTES, Slot, State
+from common.transport.base import Endpoint, Extent, Read
+
+_NUM_PARALLEL = 4
+_MIN_SHARE_BYTES = 1024 * 1024
+_STATES = {
+    Lookup.HIT: State.HIT,
+    Lookup.MISS: State.MISS,
+    Lookup.EXPIRED: State.EXPIRED,
+    Lookup.ERROR: State.ERROR,
+}
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """What one node leased.
+
+    Attributes:
+        address, lease_id: to renew and release.
+        endpoints, incarnation, segment: to read.
+        extents, headers: packed, one per hit.
+        renew_at_s: when half of its life is over.
+        ends_s: when it is over, counted from before it was asked for.
+    """
+
+    address: str
+    lease_id: int
+    endpoints: Sequence[Endpoint]
+    incarnation: int
+    segment: int
+    extents: bytes
+    headers: bytes
+    renew_at_s: float
+    ends_s: float
+
+    def extent(self, number: int) -> Extent:
+        """Of a hit."""
+        offset, length, generation, checksum = LEASED.unpack_from(self.extents, number * LEASED.size)
+        return Extent(self.incarnation, self.segment, offset, length, generation, checksum)
+
+    def header(self, number: int) -> bytes:
+        """Of a hit."""
+        return self.headers[number * HEADER_BYTES : (number + 1) * HEADER_BYTES]
+
+
+class Board:
+    """The answers to one lookup, gathered from several nodes: a hit beats an error, an error beats a miss."""
+
+    def __init__(self, num_keys: int) -> None:
+        self.states = [State.MISS] * num_keys
+        self.parts: list[Part] = []
+        self._hits: dict[int, tuple[Part, int]] = {}
+
+    def take(self, indices: Iterable[int], states: bytes, part: Part | None) -> None:
+        """Fold in what one node said about some keys; ELSEWHERE changes nothing."""
+        if part is not None:
+            self.parts.append(part)
+        number = 0
+        for index, code in zip(indices, states, strict=True):
+            if code == Lookup.HIT and part is not None:
+                if index not in self._hits:
+                    self._hits[index] = (part, number)
+                    self.states[index] = State.HIT
+                number += 1
+            elif code == Lookup.ERROR:
+                self.fail((index,))
+
+    def fail(self, indices: Iterable[int]) -> None:
+        """Nobody knows about these, unless another node has them."""
+        for index in indices:
+            if self.states[index] is State.MISS:
+                self.states[index] = State.ERROR
+
+    def hit(self, index: int) -> tuple[Part, int]:
+        """Where a key that is a HIT is leased."""
+        return self._hits[index]
+
+
+class Reader(Protocol):
+    """What a lease needs of the client."""
+
+    def now_s(self) -> float:
+        """Monotonic seconds."""
+
+    async def read(self, endpoints: Sequence[Endpoint], reads: Sequence[Read], deadline_s: float) -> None:
+        """As `Transport.read`."""
+
+    async def renew(self, part: Part, deadline_s: float) -> bool:
+        """Let a part live on; whether it does."""
+
+    def release(self, part: Part) -> None:
+        """Give a part back, some time soon."""
+
+
+@dataclass(slots=True)
+class _Job:
+    """Slots of one part that are read together; `numbers` are their places in the call and among the part's hits."""
+
+    part: Part
+    numbers: list[int] = field(default_factory=list)
+    hits: list[int] = field(default_factory=list)
+    num_bytes: int = 0
+
+
+class KvStoreLease:
+    """See `BackendLease`.
+
+    Args:
+        board: complete.
+        reader: of the backend.
+        on_closed: called once.
+    """
+
+    def __init__(self, board: Board, reader: Reader, on_closed: Callable[[KvStoreLease], None]) -> None:
+        self._board = board
+        self._reader = reader
+        self._on_closed = on_closed
+        self._closed = False
+        self._running: set[asyncio.Task[None]] = set()
+
+    @property
+    def states(self) -> Sequence[State]:
+        """See `Lease.states`."""
+        return self._board.states
+
+    async def read(self, wanted: Sequence[Slot], deadline_s: float) -> list[State]:
+        """See `BackendLease.read`."""
+        answers = [self._board.states[slot.index] for slot in wanted]
+        jobs = self._jobs(wanted, answers)
+        ends_s = self._reader.now_s() + deadline_s
+        if not self._closed:
+            async with asyncio.TaskGroup() as group:
+                for job in jobs:
+                    task = group.create_task(self._run(job, wanted, answers, ends_s))
+                    self._running.add(task)
+                    task.add_done_callback(self._running.discard)
+        if self._closed:
+            for number in (number for job in jobs for number in job.numbers):
+                answers[number] = State.EXPIRED if answers[number] is State.ERROR else answers[number]
+        return answers
+
+    async def close(self) -> None:
+        """See `Lease.close`."""
+        self.end()
+
+    def end(self) -> None:
+        """Close, without waiting: running reads are told to stop, and whoever awaits them waits for that."""
+        if self._closed:
+            return
+        self._closed = True
+        for task in self._running:
+            task.cancel()
+        for part in self._board.parts:
+            self._reader.release(part)
+        self._on_closed(self)
+
+    def _jobs(self, wanted: Sequence[Slot], answers: list[State]) -> list[_Job]:
+        """Split what can be read into jobs; its answers are ERROR until it has landed, or CORRUPT by length."""
+        by_part: dict[Part, list[tuple[int, int, int]]] = {}
+        for number, slot in enumerate(wanted):
+            if answers[number] is State.HIT:
+                part, hit = self._board.hit(slot.index)
+                length = part.extent(hit).length
+                answers[number] = State.ERROR if length == slot.payload.nbytes else State.CORRUPT
+                if answers[number] is State.ERROR:
+                    by_part.setdefault(part, []).append((number, hit, length))
+        return [job for part, entries in by_part.items() for job in _shares(part, entries)]
+
+    async def _run(self, job: _Job, wanted: Sequence[Slot], answers: list[State], ends_s: float) -> None:
+        """Read one job, and tell apart what of it failed."""
+        reader, part = self._reader, job.part
+        now_s = reader.now_s()
+        if now_s >= part.renew_at_s and not await reader.renew(part, ends_s - now_s):
+            for number in job.numbers:
+                answers[number] = State.EXPIRED
+            return
+        reads = [
+            Read(part.extent(hit), wanted[number].payload) for number, hit in zip(job.numbers, job.hits, strict=True)
+        ]
+        try:
+            await reader.read(part.endpoints, reads, ends_s - reader.now_s())
+        except (LeaseLost, StaleIncarnation, BlockCorrupt) as error:
+            if len(job.numbers) == 1:
+                answers[job.numbers[0]] = State.CORRUPT if isinstance(error, BlockCorrupt) else State.EXPIRED
+                return
+            for number, hit in zip(job.numbers, job.hits, strict=True):  # all or an error: find out which it was
+                await self._run(_Job(part, [number], [hit]), wanted, answers, ends_s)
+        except PandoError as error:
+            get_logger().warning("leased objects cannot be read", num_objects=len(reads), error=error.message)
+        else:
+            for number, hit in zip(job.numbers, job.hits, strict=True):
+                wanted[number].header[:] = part.header(hit)
+                answers[number] = State.HIT
+
+
+def _shares(part: Part, entries: Sequence[tuple[int, int, int]]) -> list[_Job]:
+    """Jobs of about equal bytes for (place in the call, hit, length)."""
+    goal = max(_MIN_SHARE_BYTES, -(-sum(length for _, _, length in entries) // _NUM_PARALLEL))
+    jobs = [_Job(part)]
+    for number, hit, length in entries:
+        if jobs[-1].num_bytes >= goal:
+            jobs.append(_Job(part))
+        jobs[-1].numbers.append(number)
+        jobs[-1].hits.append(hit)
+        jobs[-1].num_bytes += length
+    return jobs

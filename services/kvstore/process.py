@@ -1,0 +1,239 @@
+"""A store process from its settings to its end.
+
+Order up: memory and log -> transports -> RPC server -> registration -> leadership. Order down: the reverse; what is
+not on disk yet is written before the log is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from common.base.clock import Clock, monotonic
+from common.base.ids import new_incarnation
+from common.base.logging import Logger
+from common.base.metrics import new_registry
+from common.cache.kvstore_arena import Arena
+from common.cache.kvstore_wire import name_of
+from common.cache.l3 import BlockKey
+from common.rpc.registry import WorkerRecord
+from common.rpc.server import RpcServer
+from common.transport.select import TransportConfig, TransportSet, host_id, make_drivers
+from pando.v1 import kvstore_pb2, kvstore_pb2_grpc
+from services.kvstore.catalog import Catalog
+from services.kvstore.config import KvStoreConfig, KvStoreSettings, split_list
+from services.kvstore.holdings import Holdings
+from services.kvstore.intake import Intake, Pulling
+from services.kvstore.leases import LeaseBook
+from services.kvstore.log_shell import LogShell
+from services.kvstore.metrics import NodeMetrics, StatsCollector
+from services.kvstore.node import Node
+from services.kvstore.objects import Limits, Objects
+from services.kvstore.service import Here, KvStoreServicer, NodeParts
+from services.kvstore.ssd_log import SsdLog
+from services.kvstore.terms import Terms
+
+LEASE_ID_STEP = 1 << 20
+
+
+class StoreProcess:
+    """All parts of one process but its RPC server's port and its registration. Lives on one loop.
+
+    Attributes:
+        node_id, incarnation, roles: who it is.
+        registry: of its metrics.
+        parts: None without the role node.
+        failed: a task of it died.
+    """
+
+    def __init__(
+        self,
+        settings: KvStoreSettings,
+        node_id: str,
+        log: Logger,
+        on_failure: Callable[[], None],
+        clock: Clock = monotonic,
+    ) -> None:
+        """Open the log, if there is one; blocks while it is read. `on_failure`: the process must not go on.
+
+        Raises:
+            PandoError: the log's folder is in use or cannot be used.
+            OSError: there is no memory for the arena.
+        """
+        config = settings.kvstore
+        self.config = config
+        self.timeouts = settings.timeouts.scaled()
+        self.node_id = node_id
+        self.incarnation = new_incarnation()
+        self.roles = split_list(config.roles)
+        self.registry: CollectorRegistry = new_registry()
+        self.metrics = NodeMetrics(self.registry)
+        self._log = log
+        self._on_failure = on_failure
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        drivers = TransportConfig(drivers=tuple(split_list(config.transport)))
+        self.host_id = host_id()
+        self.transports = TransportSet(make_drivers(drivers, self.host_id, self.incarnation))
+        self.parts = self._make_node(config) if "node" in self.roles else None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.failed = False
+        StatsCollector(self.gauges, self.registry)
+
+    async def start(self, server: RpcServer, address: str) -> None:
+        """Start the transports, put the service on the server that listens on `address`, begin to work."""
+        await self.transports.start()
+        for driver, why in self.transports.missing.items():
+            self._log.warning("transport not available here", driver=driver, why=why)
+        segment = 0
+        if self.parts is not None:
+            segment = self.transports.register(self.parts.holdings.arena.region)
+            self._spawn(self.parts.holdings.tend())
+            if self.parts.holdings.log is not None:
+                self._spawn(self.parts.holdings.log.run(self.parts.holdings.settle))
+        here = Here(self.node_id, self.incarnation, self.host_id, self.roles, segment, self.transports.endpoints())
+        servicer = KvStoreServicer(here, self.parts, None, self.stats)
+        kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server(servicer, server.grpc)
+
+    async def flush(self) -> None:
+        """Wait until everything is on disk, as long as a drain may take."""
+        if self.parts is None:
+            return
+        self.parts.holdings.inventory.close()
+        if self.parts.holdings.log is not None:
+            try:
+                await asyncio.wait_for(self.parts.holdings.log.drained(), self.timeouts.drain_s)
+            except TimeoutError:
+                self._log.warning("stopped before all was on disk", objects=self.parts.holdings.log.num_queued)
+
+    async def close(self) -> None:
+        """Stop everything."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.transports.close()
+        if self.parts is None:
+            return
+        await self.parts.node.close()
+        if self.parts.holdings.log is not None:
+            await self.parts.holdings.log.close()
+        self.parts.holdings.arena.close()
+
+    def record(self, address: str, metrics_address: str) -> WorkerRecord:
+        """The entry of this process in the registry."""
+        return WorkerRecord(
+            self.node_id, self.incarnation, address, self.roles, os.getpid(), metrics_address=metrics_address
+        )
+
+    def facts(self) -> dict[str, object]:
+        """For the ready line."""
+        objects = len(self.parts.holdings.objects) if self.parts is not None else 0
+        return {
+            "roles": self.roles,
+            "incarnation": self.incarnation,
+            "transports": self.transports.names,
+            "objects": objects,
+        }
+
+    def stats(self) -> kvstore_pb2.GetStoreStatsResponse:
+        """What GetStoreStats answers."""
+        message = kvstore_pb2.GetStoreStatsResponse(
+            node_id=self.node_id,
+            incarnation=self.incarnation,
+            roles=self.roles,
+            host_id=self.host_id,
+            transports=self.transports.names,
+        )
+        if self.parts is not None:
+            holdings = self.parts.holdings
+            objects, arena = holdings.objects, holdings.arena
+            message.term, message.leader_id = self.parts.terms.term, self.parts.terms.leader_id
+            message.num_objects, message.num_bytes = len(objects), objects.num_bytes
+            message.capacity_bytes = objects.capacity_bytes
+            message.memory_bytes, message.memory_capacity_bytes = objects.memory.num_bytes, arena.capacity_bytes
+            message.disk_bytes, message.disk_objects = objects.disk_bytes, objects.num_on_disk
+            message.disk_capacity_bytes = self.config.ssd_size if holdings.log is not None else 0
+            message.unwritten_bytes, message.staged_bytes = objects.unwritten_bytes, objects.staged_bytes
+            message.num_leases = len(holdings.leases)
+        return message
+
+    def gauges(self) -> dict[str, float]:
+        """The same as metrics; called on the exporter's thread."""
+        stats = self.stats()
+        return {
+            "objects": stats.num_objects,
+            "bytes": stats.num_bytes,
+            "memory_bytes": stats.memory_bytes,
+            "memory_capacity_bytes": stats.memory_capacity_bytes,
+            "disk_objects": stats.disk_objects,
+            "disk_bytes": stats.disk_bytes,
+            "disk_capacity_bytes": stats.disk_capacity_bytes,
+            "unwritten_bytes": stats.unwritten_bytes,
+            "staged_bytes": stats.staged_bytes,
+            "leases": stats.num_leases,
+            "leader_ratio": float(stats.leading),
+            "directory_objects": stats.directory_objects,
+            "directory_nodes": stats.directory_nodes,
+            "directory_complete_ratio": float(stats.complete),
+            "term": stats.term,
+        }
+
+    def _make_node(self, config: KvStoreConfig) -> NodeParts:
+        arena = Arena(config.segment_size, config.page_size)
+        log = self._open_log(config)
+        limits = Limits(
+            memory_bytes=config.segment_size,
+            max_staged_bytes=config.max_staged_bytes,
+            quota_bytes=config.namespace_quota,
+            disk_bytes=config.ssd_size if log is not None else 0,
+        )
+        objects = Objects(arena, limits)
+        leases = LeaseBook(objects, self.incarnation % LEASE_ID_STEP + 1, config.max_lease_ttl_s, config.max_leases)
+        shell = None
+        if log is not None:
+            stored = log.keys()
+            for key, num_bytes in stored:
+                objects.adopt(name_of(key), num_bytes)
+            shell = LogShell(log, arena, objects, self.metrics)
+        holdings = Holdings(
+            arena=arena, objects=objects, leases=leases, log=shell, metrics=self.metrics, clock=self._clock
+        )
+        holdings.settle()
+        pulling = Pulling(config.pull_streams, self.timeouts.transfer_s, config.put_wait_s)
+        return NodeParts(
+            holdings,
+            Node(holdings),
+            Intake(holdings, self.transports, pulling),
+            Catalog(holdings),
+            Terms(config.ssd_path),
+        )
+
+    def _open_log(self, config: KvStoreConfig) -> SsdLog | None:
+        if config.ssd_path is None:
+            return None
+        return SsdLog.open(config.ssd_path, config.ssd_size, on_drop=self._tell_dropped)
+
+    def _tell_dropped(self, keys: list[BlockKey]) -> None:
+        """In a thread of the log."""
+        self._loop.call_soon_threadsafe(self._dropped, keys)
+
+    def _dropped(self, keys: list[BlockKey]) -> None:
+        if self.parts is not None and self.parts.holdings.log is not None:
+            self.parts.holdings.log.dropped(keys)
+            self.parts.holdings.settle()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._ended)
+        self._tasks.append(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._log.error("a background task of the store died", exc_info=error)
+            self.failed = True
+            self._on_failure()
