@@ -57,6 +57,7 @@ class Archive:
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._holes: OrderedDict[bytes, None] = OrderedDict()
         self._pending: set[bytes] = set()
+        self._closed = False
         self._jobs: Background[_Job] = Background("archive", self._write, config.max_pending_blocks)
         self.counters = ArchiveCounters()
 
@@ -97,13 +98,14 @@ class Archive:
         await self._jobs.drained()
 
     async def close(self) -> None:
-        """Forget what waits, and let the running write end."""
+        """Forget what waits, and let the running batch end."""
+        self._closed = True
         await self._jobs.close()
 
     async def _write(self, job: _Job) -> None:
         try:
             first = job.first
-            while first < len(job.path):
+            while first < len(job.path) and not self._closed:
                 written = await self._write_batch(job.path, first)
                 if not written:
                     self.counters.dropped += len(job.path) - first
@@ -113,8 +115,11 @@ class Archive:
             self._pending.difference_update(job.path[job.first :])
 
     async def _write_batch(self, path: Sequence[bytes], first: int) -> int:
-        """Write some blocks of a path from block `first` on; returns how many were tried, 0 when none is here."""
-        tier = max(self._tiers.tiers, key=lambda t: t.cache.match(path))
+        """Write some blocks of a path from block `first` on; returns how many were tried, 0 when none is here.
+
+        A store may be slow, so blocks of L1 are held for it only where L2 has fewer.
+        """
+        tier = max(reversed(self._tiers.tiers), key=lambda t: t.cache.match(path))
         at_once = max(1, min(BLOCKS_PER_PUT, int(tier.cache.num_blocks * MAX_HELD_RATIO)))
         path = path[: first + at_once]
         held = tier.cache.acquire(path, touch=False)

@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from common.base.clock import monotonic
 from common.base.logging import get_logger
 from common.cache.config import PrefetchConfig, PrefetchPolicy
 from common.cache.l3 import L3, BlockKey, Lease, State
@@ -24,7 +25,7 @@ from common.sched.request import Request, Status
 
 NAMES_PER_LOOKUP = 128
 MAX_TAKEN_RATIO = 0.5
-"""Most blocks that one batch takes of those that the tier could give now."""
+"""Most blocks that all running reads hold, as a share of those that the tier could give without them."""
 ORIGIN = "l3"
 
 
@@ -100,6 +101,7 @@ class Prefetcher:
         self._on_missing = on_missing
         self._on_present = on_present
         self._num_coming = 0
+        self._num_taken = 0
         self._jobs: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -131,7 +133,7 @@ class Prefetcher:
             await asyncio.wait(self._jobs)
 
     async def close(self) -> None:
-        """Begin no more, and wait for those that run: each ends within the store's deadline."""
+        """Begin no more, and wait for those that run: each ends with its running batch, within the store's deadline."""
         self._closed = True
         await self.drained()
 
@@ -169,19 +171,22 @@ class Prefetcher:
             await asyncio.wait((fetching, finding), timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             finding.cancel()
-        if job.found.is_set() and not fetching.done():
+        found_s = monotonic()
+        while job.found.is_set() and not fetching.done():  # what the next batches find prolongs it
             longest_s = config.timeout_base_s + config.timeout_per_1k_tokens_s * job.num_found * size / 1000
-            await asyncio.wait((fetching,), timeout=longest_s)
+            left_s = found_s + longest_s - monotonic()
+            if left_s <= 0:
+                return False
+            await asyncio.wait((fetching,), timeout=left_s)
         return fetching.done()
 
     async def _fetch(self, job: _Job) -> None:
         end = job.first
-        while end < len(job.hashes) and job.wanted:
+        while end < len(job.hashes) and job.wanted and not self._closed:
             stop = min(end + NAMES_PER_LOOKUP, len(job.hashes))
             landed = await self._fetch_batch(job, end, stop)
             end += landed
             self.counters.fetched += landed
-            job.request.fetched_from = (ORIGIN, job.first, end)
             if end < stop:
                 return
 
@@ -199,20 +204,18 @@ class Prefetcher:
                 return 0
             job.num_found += num_found
             job.found.set()
-            return await self._read(job.hashes[: first + num_found], first, lease)
+            return await self._read(job, job.hashes[: first + num_found], first, lease)
         finally:
             await lease.close()
 
-    async def _read(self, path: Sequence[bytes], first: int, lease: Lease) -> int:
+    async def _read(self, job: _Job, path: Sequence[bytes], first: int, lease: Lease) -> int:
         """Read the blocks of a path from `first` on into the lowest tier and index the verified head."""
         tier = self._tiers.lowest
         head = await self._hold_head(path[:first])
         if head is None:
             return 0
-        blocks: list[int] = []
+        blocks = self._take(len(path) - first)
         try:
-            count = min(len(path) - first, int(tier.cache.num_available * MAX_TAKEN_RATIO))
-            blocks = tier.cache.allocate(count) or []
             wanted = [(index, tier.view(block)) for index, block in enumerate(blocks)]
             states = await self._l3_read(lease, wanted)
             num_good = _head(states)
@@ -221,11 +224,21 @@ class Prefetcher:
             for name, state in zip(path[first:], states, strict=False):
                 if state is State.CORRUPT:
                     self._on_missing(name)
-            tier.cache.insert(path[: first + num_good], head + blocks[:num_good], priority=0)
+            tier.cache.insert(path[: first + num_good], head + blocks[:num_good], priority=job.request.priority)
+            job.request.fetched_from = (ORIGIN, job.first, first + num_good)
             return num_good
         finally:
+            self._num_taken -= len(blocks)
             tier.cache.release(head + blocks)
             self._tiers.hooks.on_change()
+
+    def _take(self, count: int) -> list[int]:
+        """Up to `count` blocks of the lowest tier to read into, as many as leave enough for who runs."""
+        cache = self._tiers.lowest.cache
+        room = int((cache.num_available + self._num_taken) * MAX_TAKEN_RATIO) - self._num_taken
+        blocks = cache.allocate(max(0, min(count, room))) or []
+        self._num_taken += len(blocks)
+        return blocks
 
     async def _l3_read(self, lease: Lease, wanted: list[tuple[int, memoryview]]) -> list[State]:
         states = await lease.read(wanted, self.config.deadline_s) if wanted else []
@@ -237,7 +250,7 @@ class Prefetcher:
         tier = self._tiers.lowest
         if tier.cache.match(path) < len(path) and self._tiers.l2 is not None:
             await self._tiers.save(path)
-        head = tier.cache.acquire(path)
+        head = tier.cache.acquire(path, touch=False)
         if len(head) == len(path):
             return head
         tier.cache.release(head)

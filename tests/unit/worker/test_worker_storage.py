@@ -235,3 +235,75 @@ async def test_a_write_that_failed_in_the_middle_of_a_path_is_made_up_for(shelf:
         await rig.run("b", prompt_of(1))
         rig.flush()
         assert (await rig.run("c", prompt_of(1))).num_cached_tokens == {"l3": 20}
+
+
+@pytest.fixture
+def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of one block, so that short paths have many."""
+    monkeypatch.setattr("common.cache.prefetch.NAMES_PER_LOOKUP", 1)
+    monkeypatch.setattr("common.cache.archive.BLOCKS_PER_PUT", 1)
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+async def test_a_request_waits_by_the_tokens_of_all_batches(shelf: Shelf) -> None:
+    """Each block may take 0.2 s and takes 0.1 s, so all five come in time."""
+    async with running_core(24) as rig:
+        failpoints = Failpoints()
+        rules = {"timeout_base_s": 0.0, "timeout_per_1k_tokens_s": 0.2 / BLOCK_SIZE * 1000}
+        storage = rig.attach(faulty(shelf, failpoints), KEY, **rules)
+        await rig.run("a", prompt_of(1))
+        rig.flush()
+        failpoints.arm("l3.read", "delay(0.1)")
+        assert (await rig.run("b", prompt_of(1))).num_cached_tokens == {"l3": 20}
+        assert storage.prefetcher.counters.timeouts == 0
+
+
+async def test_all_reads_together_leave_room_for_who_runs(shelf: Shelf) -> None:
+    async with running_core(24) as rig:
+        failpoints = Failpoints()
+        rig.attach(faulty(shelf, failpoints), KEY)
+        for number in range(5):
+            await rig.run(f"first-{number}", prompt_of(number))
+        rig.flush()
+        failpoints.arm("l3.read", "delay(0.3)")
+        listeners = [Listener() for _ in range(5)]
+        for number, listener in enumerate(listeners):
+            rig.core.add(make_request(f"then-{number}", prompt_of(number), max_tokens=2), listener)
+        most = 0
+        while not all(listener.ended.is_set() for listener in listeners):
+            waits = rig.core.scheduler.num_running == 0
+            most = max(most, rig.cache.num_held if waits and not rig.core.scheduler.in_flight else 0)
+            await rig.tick()
+        assert 0 < most <= 12
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+async def test_a_store_that_is_closed_is_read_no_further_than_the_running_batch(shelf: Shelf) -> None:
+    async with running_core(24) as rig:
+        failpoints = Failpoints()
+        storage = rig.attach(faulty(shelf, failpoints), KEY, policy=PrefetchPolicy.WAIT_COMPLETE)
+        await rig.run("a", prompt_of(1))
+        rig.flush()
+        failpoints.arm("l3.read", "delay(0.1)")
+        listener = Listener()
+        rig.core.add(make_request("b", prompt_of(1), max_tokens=2), listener)
+        rig.core.storage = None
+        await storage.close(0.0)
+        await listener.wait()
+        assert storage.prefetcher.counters.fetched <= 1
+
+
+@pytest.mark.usefixtures("one_at_a_time")
+@pytest.mark.parametrize("l2_blocks", [0, 24])
+async def test_a_store_that_is_closed_is_written_no_further_than_the_running_batch(
+    shelf: Shelf, l2_blocks: int
+) -> None:
+    async with running_core(24, l2_blocks=l2_blocks) as rig:
+        await rig.run("a", prompt_of(1))
+        storage = rig.attach(faulty(shelf, Failpoints(), put="delay(0.1)"), KEY)
+        while not sum(tier.cache.num_held for tier in rig.core.tiers.tiers):
+            await rig.tick()
+        assert (rig.cache.num_held == 0) == bool(l2_blocks), "L1 is held only where there is no other copy"
+        rig.core.storage = None
+        await storage.close(0.0)
+        assert storage.archive.counters.stored <= 1
