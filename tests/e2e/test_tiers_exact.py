@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,7 @@ NUM_PREFIXES, NUM_REQUESTS, PREFIX_TOKENS = 20, 200, 160
 FORGET_AFTER, CONCURRENCY = 40, 4
 READ_FAULTS = "7%fail;7%truncate;5%flip;5%flip(recompute)"
 LATE = "6%delay(0.02);3%delay(0.3)"
+L2_FAULTS = "10%fail;10%delay(0.02)"
 PROMPT = tuple(2 + (i * i * 31 + i * 7) % (VOCAB - 2) for i in range(200))
 ASK = Ask(PROMPT, 8)
 
@@ -44,8 +47,12 @@ def key_file(folder: Path) -> str:
     return str(path)
 
 
+def launch(workers: Workers, kind: str, role: str = "decode", **flags: str) -> WorkerProcess:
+    return workers.launch(role, **(KINDS[kind] | {"debug_logits_digest": "", "enable_failpoints": ""} | flags))
+
+
 def start(workers: Workers, kind: str, **flags: str) -> WorkerProcess:
-    return workers.start("decode", **(KINDS[kind] | {"debug_logits_digest": "", "enable_failpoints": ""} | flags))
+    return launch(workers, kind, **flags).wait_ready()
 
 
 def requests() -> list[Ask]:
@@ -56,37 +63,48 @@ def requests() -> list[Ask]:
     return [Ask((*prefixes[which], *tokens(3 + n % 20, 1000 + n)), 3) for n, which in enumerate(order)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_store_that_lies_costs_time_and_never_a_bit(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "way"), [("bf16", "local"), ("int8", "local"), ("bf16", "pd"), ("int8", "pd")])
+def test_a_store_that_lies_costs_time_and_never_a_bit(kind: str, way: str, tmp_path: Path) -> None:
     """Three in ten reads fail, are cut, flipped (half of the flips under a fitting checksum) or late."""
     faults = tmp_path / "faults"
     faults.mkdir()
     small = {"max_total_tokens": "1280", "hicache_ratio": "3", "kv_tag_key_file": key_file(tmp_path)}
-    with Workers() as workers:
-        worker = start(workers, kind, failpoints_dir=str(faults), **small)
-        asyncio.run(_serve_from_a_bad_store(worker, faults, tmp_path / "store"))
-        assert worker.metric("pando_worker_integrity_failures_total") > 0
+    armed = {"failpoints_dir": str(faults), "local_prefill_tokens": "0", "max_landing_ratio": "1"}
+    with Workers(**small, **armed) as workers:
+        fleet = [launch(workers, kind, role) for role in (("decode", "prefill") if way == "pd" else ("decode",))]
+        asyncio.run(_serve_from_a_bad_store([worker.wait_ready() for worker in fleet], faults, tmp_path / "store"))
+        assert sum(worker.metric("pando_worker_integrity_failures_total") for worker in fleet) > 0
+        log = [line for worker in fleet for line in worker.log]
         for how in ("length", "checksum", "tag"):
-            assert any(f'"how": "{how}"' in line for line in worker.log), f"no block was found out by its {how}"
+            assert any(f'"how": "{how}"' in line for line in log), f"no block was found out by its {how}"
 
 
-async def _serve_from_a_bad_store(worker: WorkerProcess, faults: Path, store: Path) -> None:
-    asks = requests()
-    async with TierClient(worker.address) as client:
-        colds = await client.cold(asks)
-        await client.attach(store, policy="timeout", timeout_base_s=0.2, patience_ratio=1e6)
-        await all_at_once(client, asks[:NUM_PREFIXES], CONCURRENCY)
+async def _serve_from_a_bad_store(fleet: Sequence[WorkerProcess], faults: Path, store: Path) -> None:
+    """Requests to the first worker, whose prompts the last one computes; both use the store."""
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(TierClient(worker.address)) for worker in fleet]
+        decode, computing = clients[0], clients[-1]
+        asks = requests()
+        colds = await decode.cold(asks)
+        for client in clients:
+            await client.attach(store, policy="timeout", timeout_base_s=0.2, patience_ratio=1e6)
+        if computing is not decode:
+            asks = [replace(ask, prefill=computing.address) for ask in asks]
+        await all_at_once(decode, asks[:NUM_PREFIXES], CONCURRENCY)
         (faults / "l3.read").write_text(READ_FAULTS)
-        await client.arm("l3.read", LATE)
+        for client in clients:
+            await client.arm("l3.read", LATE)
+            await client.arm("l2.*", L2_FAULTS)
         await asyncio.sleep(POLL_S)
         for first in range(0, NUM_REQUESTS, FORGET_AFTER):
-            await client.forget()
+            for client in clients:
+                await client.forget()
             part = slice(first, first + FORGET_AFTER)
-            check_exact(asks[part], await all_at_once(client, asks[part], CONCURRENCY), colds[part])
-        hits = await client.hit_tokens()
-        reads, faulty = (await client.failpoints())["l3.read"]
-        assert min(hits.values()) > 3 * PREFIX_TOKENS, f"tokens found by tier: {hits}"
-        assert reads > 200 and 0.25 < faulty / reads < 0.36, f"{faulty} of {reads} reads were spoiled"
+            check_exact(asks[part], await all_at_once(decode, asks[part], CONCURRENCY), colds[part])
+        hits = await computing.hit_tokens()
+        reads, faulty = (await computing.failpoints())["l3.read"]
+        assert min(hits["l2"], hits["l3"]) > 3 * PREFIX_TOKENS, f"tokens found by tier: {hits}"
+        assert reads > 200 and 0.24 < faulty / reads < 0.38, f"{faulty} of {reads} reads were spoiled"
 
 
 @pytest.mark.parametrize("kind", KINDS)
