@@ -35,6 +35,8 @@ from common.transport.region import Region
 
 LOAD, SAVE = "l2.load", "l2.save"
 MAX_PENDING_SAVES = 4096
+MAX_FAULT_S = 5.0
+"""Nobody who waits for a move has a deadline, so a failpoint holds one up for so long at most."""
 MAX_INLINE_BYTES = 4 << 20
 """A copy up to this size, about 1 ms, is made on the loop: handing it to a thread takes longer."""
 
@@ -237,7 +239,7 @@ class Tiers:
         self, failpoint: str, source: Tier, sources: Sequence[int], target: Tier, targets: Sequence[int]
     ) -> None:
         """Copy, a lot of it in the mover thread; ends when the copy has ended, however often it is cancelled."""
-        await inflict(self._failpoints.hit(failpoint), lambda: Unavailable(f"failpoint {failpoint}", leg=Leg.STORE))
+        await self._suffer(failpoint)
         if len(targets) * target.region.extent_bytes <= MAX_INLINE_BYTES:
             _copy(source.rows, sources, target.rows, targets)
             return
@@ -255,6 +257,14 @@ class Tiers:
         if cancelled is not None:
             raise cancelled
         copying.result()
+
+    async def _suffer(self, failpoint: str) -> None:
+        """Carry a failpoint out, for a bounded time; raises Unavailable."""
+        try:
+            async with asyncio.timeout(MAX_FAULT_S):
+                await inflict(self._failpoints.hit(failpoint), lambda: Unavailable(failpoint, leg=Leg.STORE))
+        except TimeoutError as error:
+            raise Unavailable(f"{failpoint} took more than {MAX_FAULT_S:g} s", leg=Leg.STORE) from error
 
     def _spill(self, path: Sequence[bytes], blocks: Sequence[int], num_going: int) -> None:
         """L1 evicts the last `num_going` blocks of a path."""

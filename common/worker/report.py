@@ -70,7 +70,7 @@ class TierCollector(Collector):
 
     def collect(self) -> list[Metric]:
         """The families as they are now; those of L2 and L3 only where there is one."""
-        core = self._core
+        core, storage = self._core, self._core.storage
         families = [_blocks(core.tiers.tiers)]
         if core.tiers.l2 is not None:
             moves = core.tiers.counters
@@ -78,9 +78,8 @@ class TierCollector(Collector):
             families.append(
                 _counter("l2_moved_blocks", "Blocks copied to and from L2, or not for want of room.", values)
             )
-        if core.storage is not None:
-            archive, prefetcher = core.storage.archive, core.storage.prefetcher
-            reads, writes = prefetcher.counters, archive.counters
+        if storage is not None:
+            reads, writes = storage.prefetcher.counters, storage.archive.counters
             written = {
                 "stored": writes.stored,
                 "present": writes.present,

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from common.base.errors import Unavailable
+from common.base.failpoints import Failpoints
 from common.cache import tiers as tiers_module
 from common.cache.tiers import Tiers
 from common.kv.hashing import block_hashes, prefix_root
@@ -69,6 +71,20 @@ async def test_a_load_ends_with_its_copy_however_often_it_is_cancelled(
     with pytest.raises(asyncio.CancelledError):
         await load
     await tiers.close()
+
+
+@pytest.mark.parametrize("rule", ["drop", "delay(60)"])
+async def test_a_move_that_a_failpoint_holds_up_is_given_up(monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
+    """A load has no caller with a deadline: the request, its blocks and the end of the worker would wait for ever."""
+    monkeypatch.setattr(tiers_module, "MAX_FAULT_S", 0.02)
+    failpoints = Failpoints()
+    with Region.create(8, BLOCK_BYTES) as l1, Region.create(8, BLOCK_BYTES) as l2:
+        tiers = Tiers(l1, l2, failpoints=failpoints)
+        failpoints.arm("l2.load", rule)
+        with pytest.raises(Unavailable):
+            async with asyncio.timeout(5):
+                await tiers.load([0], [1])
+        await tiers.close()
 
 
 async def test_what_is_distrusted_while_it_is_saved_does_not_reach_l2(
