@@ -133,11 +133,11 @@ class Tiers:
         """Return how many leading blocks of the path are here in L1 or L2; promises nothing."""
         return max(tier.cache.match(hashes) for tier in self.tiers)
 
-    def acquire(self, hashes: Sequence[bytes], num_here: int, *, touch: bool = True) -> list[int]:
+    def acquire(self, hashes: Sequence[bytes], num_here: int, *, touch: bool = True, priority: int = 0) -> list[int]:
         """See `LowerTiers.acquire`."""
         if self.l2 is None or self.l2.cache.match(hashes) <= num_here:
             return []
-        blocks = self.l2.cache.acquire(hashes, touch=touch)
+        blocks = self.l2.cache.acquire(hashes, touch=touch, priority=priority)
         self.l2.cache.release(blocks[:num_here], touch=touch)
         return blocks[num_here:]
 
@@ -280,7 +280,7 @@ class Tiers:
             self.counters.dropped += len(path) - len(head)
         elif new:
             _copy(self.l1.rows, blocks[len(head) :], l2.rows, new)
-            self._insert(path, head + new, 0)
+            self._insert(path, head + new, self.l1.cache.priority_of(path))
             self.counters.saved += len(new)
         l2.cache.release(head + (new or []))
 

@@ -105,6 +105,10 @@ class BlockCache:
         """Return the leading blocks of the path that are here; changes nothing, promises nothing."""
         return self._index.blocks_of(hashes)
 
+    def priority_of(self, hashes: Sequence[bytes]) -> int:
+        """Return the highest priority of those who inserted or used what is here of the path; changes nothing."""
+        return self._index.priority_of(hashes)
+
     def use(self, hashes: Sequence[bytes], *, priority: int = 0) -> None:
         """Count a use of the leading blocks of the path that are here, as `acquire` does, without holding them."""
         self._assert_steady()

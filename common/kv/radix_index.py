@@ -91,6 +91,11 @@ class RadixIndex:
         """Return the blocks of the matching head of `hashes`; changes nothing."""
         return [self._block_of[h] for h in hashes[: self.match(hashes)]]
 
+    def priority_of(self, hashes: Sequence[bytes]) -> int:
+        """Return the priority of the last matching block of one path, 0 when nothing matches; changes nothing."""
+        known = self.match(hashes)
+        return self._node_of[self._block_of[hashes[known - 1]]].priority if known else 0
+
     def use(self, block: int, priority: int = 0) -> None:
         """Count a use of the path that ends with an indexed block."""
         tip = self._node_ending_at(block)

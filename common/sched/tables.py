@@ -60,7 +60,7 @@ class BlockTables:
     def find_load(self, request: Request, config: SchedulerConfig) -> Load | None:
         """Hold what L2 has of an open request's path beyond its computed tokens; None when that is not worth a copy."""
         first = request.num_computed // request.block_size
-        sources = self._lower.acquire(request.reusable_hashes(), first)
+        sources = self._lower.acquire(request.reusable_hashes(), first, priority=request.priority)
         if len(sources) * request.block_size >= config.load_back_min_tokens:
             return Load(request, first, sources)
         self._lower.release(sources)

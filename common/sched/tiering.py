@@ -32,10 +32,10 @@ class Load:
 class LowerTiers(Protocol):
     """The tiers below L1, as the scheduler sees them. Calls must not block and must not call back."""
 
-    def acquire(self, hashes: Sequence[bytes], num_here: int, *, touch: bool = True) -> list[int]:
+    def acquire(self, hashes: Sequence[bytes], num_here: int, *, touch: bool = True, priority: int = 0) -> list[int]:
         """Hold and return the L2 blocks of a path from block `num_here` on, as far as they reach.
 
-        It counts as a use unless `touch` is False; so does the release.
+        It counts as a use, on behalf of a request of that priority, unless `touch` is False; so does the release.
         """
 
     def release(self, blocks: Sequence[int], *, touch: bool = True) -> None:
@@ -54,7 +54,7 @@ class LowerTiers(Protocol):
 class NothingBelow:
     """`LowerTiers` of a worker that has L1 only."""
 
-    def acquire(self, hashes: Sequence[bytes], num_here: int, *, touch: bool = True) -> list[int]:
+    def acquire(self, hashes: Sequence[bytes], num_here: int, *, touch: bool = True, priority: int = 0) -> list[int]:
         """Nothing is there."""
         return []
 

@@ -11,15 +11,18 @@ import pytest
 from common.base.errors import Unavailable
 from common.base.failpoints import Failpoints
 from common.cache import tiers as tiers_module
+from common.cache.config import TierPolicies, WritePolicy
 from common.cache.tiers import Tiers
+from common.kv.eviction import EvictionPolicy
 from common.kv.hashing import block_hashes, prefix_root
 from common.transport.region import Region
 
 BLOCK_SIZE, BLOCK_BYTES = 4, 64
 
 
-def path_of(num_blocks: int) -> list[bytes]:
-    return block_hashes(prefix_root(BLOCK_SIZE, ""), range(num_blocks * BLOCK_SIZE), BLOCK_SIZE)
+def path_of(num_blocks: int, first_token: int = 0) -> list[bytes]:
+    tokens = range(first_token, first_token + num_blocks * BLOCK_SIZE)
+    return block_hashes(prefix_root(BLOCK_SIZE, ""), tokens, BLOCK_SIZE)
 
 
 @pytest.fixture
@@ -45,10 +48,10 @@ class Gate:
         monkeypatch.setattr(tiers_module, "_copy", wait_and_copy)
 
 
-def store_in_l1(tiers: Tiers, path: list[bytes]) -> list[int]:
+def store_in_l1(tiers: Tiers, path: list[bytes], priority: int = 0) -> list[int]:
     blocks = tiers.l1.cache.allocate(len(path))
     assert blocks is not None
-    tiers.l1.cache.insert(path, blocks)
+    tiers.l1.cache.insert(path, blocks, priority=priority)
     tiers.l1.cache.release(blocks)
     return blocks
 
@@ -101,6 +104,29 @@ async def test_what_is_distrusted_while_it_is_saved_does_not_reach_l2(
     assert tiers.match(path) == 0
     tiers.check()
     await tiers.close()
+
+
+@pytest.mark.parametrize("leaves_by", ["eviction", "park", "load"])
+async def test_a_path_keeps_its_priority_below(leaves_by: str) -> None:
+    """The first path is older and matters more; under `priority` L2 gives up the second."""
+    write = WritePolicy.WRITE_THROUGH if leaves_by == "park" else WritePolicy.WRITE_BACK
+    policies = TierPolicies(write, l2_eviction=EvictionPolicy.PRIORITY)
+    with Region.create(4, BLOCK_BYTES) as l1, Region.create(4, BLOCK_BYTES) as l2:
+        tiers = Tiers(l1, l2, policies)
+        assert tiers.l2 is not None
+        first, second = path_of(2), path_of(2, first_token=100)
+        for path, priority in ((first, 5 * (leaves_by != "load")), (second, 0)):
+            blocks = store_in_l1(tiers, path, priority)
+            if leaves_by == "park":
+                tiers.park(path, blocks)
+        taken = tiers.l1.cache.allocate(4)
+        assert taken is not None and tiers.match(first) == tiers.match(second) == 2
+        if leaves_by == "load":
+            tiers.release(tiers.acquire(first, 0, priority=5))
+            tiers.release(tiers.acquire(second, 0))
+        assert tiers.l2.cache.allocate(2) is not None
+        assert (tiers.match(first), tiers.match(second)) == (2, 0)
+        await tiers.close()
 
 
 async def test_blocks_that_l2_has_no_room_for_are_counted(tiers: Tiers) -> None:
