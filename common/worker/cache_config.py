@@ -32,8 +32,13 @@ class CacheConfig(Section):
     radix_eviction_policy: str = Field("lru", pattern=_EVICTION, description="who leaves L1 first")
     hicache_eviction_policy: str = Field("lru", pattern=_EVICTION, description="who leaves L2 first")
     hicache_load_back_min_tokens: int = Field(16, ge=1, description="a shorter rest in L2 is computed, not loaded")
-    hicache_storage_backend: str = Field("", pattern="^(|file)$", description="L3: empty for none, or file")
+    hicache_storage_backend: str = Field(
+        "", pattern="^(|file|kvstore)$", description="L3: empty for none, file or kvstore"
+    )
     hicache_storage_dir: Path | None = Field(None, description="folder of the file backend, shared by all workers")
+    hicache_storage_address: str = Field(
+        "", description="nodes of the kvstore backend, comma list of host:port; empty: found in the registry"
+    )
     hicache_storage_size: float = Field(10.0, gt=0, description="cap of the file backend in GB (10^9 bytes)")
     hicache_storage_prefetch_policy: PrefetchPolicy = Field(
         PrefetchPolicy.TIMEOUT, description="how long a request waits for L3: best_effort, wait_complete, timeout"
@@ -58,6 +63,12 @@ class CacheConfig(Section):
             EvictionPolicy(self.radix_eviction_policy),
             EvictionPolicy(self.hicache_eviction_policy),
         )
+
+    def storage_settings(self) -> dict[str, str]:
+        """What the storage backend wants to know."""
+        if self.hicache_storage_backend == "kvstore":
+            return {"address": self.hicache_storage_address}
+        return {"path": str(self.hicache_storage_dir or ""), "size_gb": str(self.hicache_storage_size)}
 
     def prefetch(self, block_size: int) -> PrefetchConfig:
         """How L3 is read."""

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from common.base.config import load_or_exit
 from common.base.errors import Draining, PandoError
@@ -23,6 +23,8 @@ from common.base.ids import new_incarnation, new_worker_id
 from common.base.logging import Logger, configure_logging, log_ready
 from common.base.metrics import MetricsServer, new_registry
 from common.base.model_config import model_digest
+from common.cache.backends import Surroundings
+from common.cache.kvstore_staging import InPlace
 from common.cache.tiers import Tiers
 from common.engine.loader import EngineConfig, load_runner
 from common.engine.runner import ModelRunner
@@ -174,7 +176,15 @@ class Worker:
         self.checksums = ThreadPoolExecutor(CHECKSUM_THREADS, thread_name_prefix="checksum")
         self.tagger = Tagger(load_tag_key(config.kv_tag_key_file) if config.kv_tag_key_file else None)
         prefetch = config.prefetch(config.block_size)
-        self.tiers = WorkerTiers(self.core, engine.identity.namespace, self.tagger, self.failpoints, prefetch)
+        around = Surroundings(
+            client_id=self.worker_id,
+            registry_url=settings.registry.url,
+            cluster=settings.registry.cluster,
+            timeouts=self.timeouts,
+        )
+        self.tiers = WorkerTiers(
+            self.core, engine.identity.namespace, self.tagger, self.failpoints, prefetch, around=around
+        )
         export_gauges(self.core)
         TierCollector(self.core, self.registry)
         TransportCollector(self.transports, self.registry)
@@ -187,6 +197,8 @@ class Worker:
         core, engine = self.core, self.engine
         trust = BlockTrust(self.tagger, engine.identity.namespace, host_id(), TagScope(self.config.kv_tag_scope))
         segments = {tier.number: self.transports.register(tier.region) for tier in core.tiers.tiers}
+        regions = [(tier.region, segments[tier.number]) for tier in core.tiers.tiers]
+        self.tiers.around = replace(self.tiers.around, in_place=InPlace(self.transports, self.incarnation, regions))
         lender = Lender(
             core=core,
             segments=segments,
@@ -237,18 +249,18 @@ class Worker:
         """
         config = self.config
         if config.hicache_storage_backend:
-            settings = {"path": str(config.hicache_storage_dir or ""), "size_gb": str(config.hicache_storage_size)}
-            request = StorageRequest(config.hicache_storage_backend, settings, self.tiers.prefetch)
-            await self.tiers.attach(request)
+            await self.tiers.attach(
+                StorageRequest(config.hicache_storage_backend, config.storage_settings(), self.tiers.prefetch)
+            )
 
     async def close(self) -> None:
-        """Stop what `add_services` and the constructor started."""
+        """Stop what `add_services` and the constructor started; what waits to be written to L3 still needs the rest."""
+        await self.tiers.close()
         await self.channels.close()
         await self.transports.close()
         self.checksums.shutdown()
         self.grammars.close()
         self.core.engine.close()
-        await self.tiers.close()
         await self.core.close()
         self.engine.runner.detach_pool()
         for tier in self.core.tiers.tiers:

@@ -11,7 +11,7 @@ import asyncio
 from common.base.errors import InvalidRequest
 from common.base.failpoints import Failpoints
 from common.base.logging import get_logger
-from common.cache.backends import make_backend
+from common.cache.backends import Surroundings, make_backend
 from common.cache.config import PrefetchConfig, TierPolicies
 from common.cache.faulty import FaultyBackend
 from common.cache.seal import SealConfig, SealedL3
@@ -26,11 +26,23 @@ FLUSH_S = 5.0
 
 
 class WorkerTiers:
-    """Implements `common.worker.admin.TierControl` over a core."""
+    """Implements `common.worker.admin.TierControl` over a core.
+
+    Attributes:
+        around: what stores that are attached from now on are given of this process.
+    """
 
     def __init__(
-        self, core: WorkerCore, namespace: bytes, tagger: Tagger, failpoints: Failpoints, prefetch: PrefetchConfig
+        self,
+        core: WorkerCore,
+        namespace: bytes,
+        tagger: Tagger,
+        failpoints: Failpoints,
+        prefetch: PrefetchConfig,
+        *,
+        around: Surroundings | None = None,
     ) -> None:
+        self.around = around or Surroundings()
         self._core = core
         self._namespace = namespace
         self._tagger = tagger
@@ -96,7 +108,7 @@ class WorkerTiers:
         if core.storage is not None:
             raise InvalidRequest(f"storage {core.storage.backend!r} is attached: detach it first", param="backend")
         check_policies(core.tiers.policies, has_l2=core.tiers.l2 is not None, has_l3=True)
-        backend = make_backend(request.backend, request.settings)
+        backend = make_backend(request.backend, request.settings, self.around)
         if self._failpoints.enabled:
             backend = FaultyBackend(backend, self._failpoints)
         integrity = core.metrics.integrity_failures

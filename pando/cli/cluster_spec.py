@@ -2,7 +2,7 @@
 
 Layers say who depends on whom::
 
-    3 gateway -> 2 router -> 1 workers -> 0 registry
+    4 gateway -> 3 router -> 2 workers -> 1 KV store -> 0 registry
 
 Layer 0 must be ready before the others start; all others start at the same time, since each waits by itself for what it
 needs. Stopping goes from the highest layer down. It does not know ports in use, files or processes.
@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 END_S = 2.0
 """What a service may take to end once its drain time is over."""
-REGISTRY_LAYER, WORKER_LAYER, ROUTER_LAYER, GATEWAY_LAYER = range(4)
+STORE_ID = "kvstore-0"
+REGISTRY_LAYER, STORE_LAYER, WORKER_LAYER, ROUTER_LAYER, GATEWAY_LAYER = range(5)
 COMPUTE_ENVIRONMENT = {
     # Several processes share the cores: a thread that spins while it waits takes another worker's step.
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -79,12 +80,28 @@ class ClusterSpec:
 
 
 @dataclass(slots=True, frozen=True)
+class StoreOptions:
+    """The KV store of a local cluster.
+
+    Attributes:
+        memory_bytes: that it lends.
+        ssd_path: folder of its log; empty: it keeps nothing on disk.
+        ssd_bytes: cap of the log.
+    """
+
+    memory_bytes: int
+    ssd_path: str = ""
+    ssd_bytes: int = 0
+
+
+@dataclass(slots=True, frozen=True)
 class ClusterOptions:
     """What the user asked for, with all ports decided.
 
     Attributes:
         registry_command: starts the embedded registry; empty when an external one is used.
         registry_address: host:port of the embedded registry.
+        store: the KV store behind the workers; None for none.
         worker_flags, router_flags, gateway_flags: further flags of these services.
         settings: (section, key, value) for all services.
         drain_s: how long the services drain, by the settings that they will read.
@@ -101,6 +118,7 @@ class ClusterOptions:
     router_port: int = 50051
     registry_command: tuple[str, ...] = ()
     registry_address: str = ""
+    store: StoreOptions | None = None
     worker_flags: tuple[str, ...] = ()
     router_flags: tuple[str, ...] = ()
     gateway_flags: tuple[str, ...] = ()
@@ -119,7 +137,8 @@ def build_spec(options: ClusterOptions) -> ClusterSpec:
     reach = "127.0.0.1" if options.host in ("0.0.0.0", "::") else options.host
     router = f"127.0.0.1:{options.router_port}"
     url = f"http://{reach}:{options.port}"
-    services = [*_registry(options), *_workers(options), _router(options), _gateway(options, router, url)]
+    services = [*_registry(options), *_store(options), *_workers(options)]
+    services += [_router(options), _gateway(options, router, url)]
     return ClusterSpec(
         services=tuple(services),
         url=url,
@@ -142,6 +161,20 @@ def _registry(options: ClusterOptions) -> list[ServiceSpec]:
     return [ServiceSpec("registry", options.registry_command, REGISTRY_LAYER, probe, grace_s=5.0)]
 
 
+def _store(options: ClusterOptions) -> list[ServiceSpec]:
+    store = options.store
+    if store is None:
+        return []
+    sizes = {"segment_size": str(store.memory_bytes)}
+    if store.ssd_path:
+        sizes |= {"ssd_path": store.ssd_path, "ssd_size": str(store.ssd_bytes)}
+    given = {key for section, key, _ in options.settings if section == "kvstore"}
+    flags = [part for key, value in sizes.items() if key not in given for part in (f"--{key.replace('_', '-')}", value)]
+    flags += ["--node-id", STORE_ID, "--registry.url", options.registry]
+    argv = (options.python, "-m", "services.kvstore", *flags)
+    return [ServiceSpec(STORE_ID, argv, STORE_LAYER, Probe("log"), options.grace_s)]
+
+
 def _workers(options: ClusterOptions) -> list[ServiceSpec]:
     if options.profile == "unified":
         names = [("decode", f"worker-{index}") for index in range(options.decode_workers)]
@@ -151,6 +184,8 @@ def _workers(options: ClusterOptions) -> list[ServiceSpec]:
         names += [("decode", f"decode-{index}") for index in range(options.decode_workers)]
         roles = ()
     shared = ("--model-path", options.model_path, "--workers-on-host", str(len(names)), *roles)
+    if options.store is not None:
+        shared += ("--hicache-storage-backend", "kvstore")
     shared += ("--registry.url", options.registry, *options.worker_flags)
     return [
         ServiceSpec(

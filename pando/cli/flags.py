@@ -23,6 +23,7 @@ OWN_FLAGS = {
     ("worker", "worker_id"): "",
     ("worker", "workers_on_host"): "--prefill-workers and --decode-workers",
     ("worker", "roles"): "--profile",
+    ("kvstore", "node_id"): "",
     ("registry", "url"): "--registry",
     ("log", "format"): "",
 }

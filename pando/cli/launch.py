@@ -213,6 +213,7 @@ def launch_command(
         host=host,
         port=port,
         router_port=router_port,
+        store="--hicache-storage-backend=kvstore" in cache_flags,
         worker_flags=(*worker_flags(flags), *cache_flags),
         router_flags=("--served-model-name", served_model_name) if served_model_name else (),
         settings=(("log", "level", log_level),),

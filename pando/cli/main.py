@@ -34,6 +34,13 @@ class Profile(StrEnum):
     UNIFIED = "unified"
 
 
+class Store(StrEnum):
+    """Whether there is one."""
+
+    ON = "on"
+    OFF = "off"
+
+
 RunDir = Annotated[Path, typer.Option(help="folder for logs, state and lock")]
 Url = Annotated[str, typer.Option(help="gateway to talk to; default: the one in the run folder")]
 
@@ -51,6 +58,7 @@ def up_command(
     router_port: Annotated[int, typer.Option(help="gRPC port of the router; 0 picks a free one")] = 50051,
     transport: Annotated[str, typer.Option(help="KV transports in order of preference, e.g. shm,tcp")] = "",
     registry: Annotated[str, typer.Option(help="URL of a Redis server to use instead of the embedded one")] = "",
+    store: Annotated[Store, typer.Option(help="KV store behind the workers, kept in the run folder")] = Store.ON,
     run_dir: RunDir = Path("run"),
     detach: Annotated[bool, typer.Option("--detach", help="return when it is ready, leave it running")] = False,
     start_timeout: Annotated[float, typer.Option(help="seconds each process has to become ready")] = 120.0,
@@ -75,6 +83,7 @@ def up_command(
         port=port,
         router_port=router_port,
         registry=registry,
+        store=store is Store.ON,
         worker_flags=("--transport", transport) if transport else (),
         settings=parse_settings(context.args),
         start_timeout_s=start_timeout,

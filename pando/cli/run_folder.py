@@ -6,6 +6,7 @@
     run/state.json                what runs, replaced atomically
     run/logs/<service>.log
     run/registry/                 data of the embedded registry
+    run/kvstore/                  log of the KV store, kept from one start to the next
     run/prometheus/targets.json   for Prometheus' file_sd
 
 The lock decides whether a cluster runs, never the presence of a file: what a killed supervisor left behind is stale
@@ -82,6 +83,11 @@ class RunFolder:
     def registry(self) -> Path:
         """Folder of the embedded registry."""
         return self.path / "registry"
+
+    @property
+    def store(self) -> Path:
+        """Folder of the KV store's log."""
+        return self.path / "kvstore"
 
     def log(self, service: str) -> Path:
         """The log file of a service."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,11 +19,12 @@ from pathlib import Path
 from typing import Literal
 
 import orjson
+import psutil
 from pydantic_settings import SettingsError
 from rich.console import Console
 
 from common.base.config import ConfigError, Settings, load
-from pando.cli.cluster_spec import ClusterOptions, ClusterSpec, build_spec
+from pando.cli.cluster_spec import ClusterOptions, ClusterSpec, StoreOptions, build_spec
 from pando.cli.errors import BAD_INPUT, FAILED, CliError
 from pando.cli.flags import Setting
 from pando.cli.local_registry import registry_command
@@ -35,6 +37,8 @@ from pando.cli.supervisor import supervise
 _POLL_S = 0.1
 _LOG_LINES = 15
 _STOP_PATIENCE_S = 60.0
+_STORAGE, _STORAGE_KEY = "hicache-storage-backend", "hicache_storage_backend"
+STORE_MEMORY_BYTES, STORE_SSD_BYTES, STORE_LEAST_BYTES = 1 << 30, 8 << 30, 64 << 20
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -51,6 +55,7 @@ class UpRequest:
     port: int = 30000
     router_port: int = 50051
     registry: str = ""
+    store: bool = True
     worker_flags: tuple[str, ...] = ()
     router_flags: tuple[str, ...] = ()
     settings: tuple[Setting, ...] = ()
@@ -106,6 +111,7 @@ def make_spec(request: UpRequest, folder: RunFolder) -> ClusterSpec:
             host=request.host,
             port=port,
             router_port=router_port,
+            store=store_options(request, folder),
             worker_flags=request.worker_flags,
             router_flags=request.router_flags,
             settings=request.settings,
@@ -113,6 +119,22 @@ def make_spec(request: UpRequest, folder: RunFolder) -> ClusterSpec:
             start_timeout_s=request.start_timeout_s,
         )
     )
+
+
+def store_options(request: UpRequest, folder: RunFolder) -> StoreOptions | None:
+    """The KV store of the cluster, sized so that a small machine is not filled; None when it is not wanted.
+
+    Workers that were told of another storage by a flag or a setting keep that, without a store.
+    """
+    chosen = [flag.partition("=")[2] for flag in request.worker_flags if flag.partition("=")[0] == f"--{_STORAGE}"]
+    chosen += [value for section, key, value in request.settings if (section, key) == ("worker", _STORAGE_KEY)]
+    if not request.store or any(backend != "kvstore" for backend in chosen):
+        return None
+    memory_bytes = min(STORE_MEMORY_BYTES, psutil.virtual_memory().available // 8)
+    ssd_bytes = min(STORE_SSD_BYTES, shutil.disk_usage(folder.path).free // 4)
+    if ssd_bytes < STORE_LEAST_BYTES:
+        return StoreOptions(max(STORE_LEAST_BYTES, memory_bytes))
+    return StoreOptions(max(STORE_LEAST_BYTES, memory_bytes), str(folder.store), ssd_bytes)
 
 
 def drain_s(settings: Sequence[Setting]) -> float:

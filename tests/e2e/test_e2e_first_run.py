@@ -122,7 +122,7 @@ def test_status_shows_processes_workers_and_readiness(cluster: Cluster):
 
 def test_every_prometheus_target_answers(cluster: Cluster):
     targets = json.loads((cluster.folder.path / "prometheus" / "targets.json").read_text())
-    assert {entry["labels"]["service"] for entry in targets} == {"prefill", "decode", "router", "gateway"}
+    assert {entry["labels"]["service"] for entry in targets} == {"kvstore", "prefill", "decode", "router", "gateway"}
     for entry in targets:
         with urllib.request.urlopen(f"http://{entry['targets'][0]}/metrics", timeout=10) as response:
             assert b"# HELP pando_" in response.read()

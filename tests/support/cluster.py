@@ -55,12 +55,14 @@ class Cluster:
     """
 
     def __init__(self, run_dir: Path, *flags: str, model: Path | None = None) -> None:
-        """`flags` go to `pando up`; without `model` the tiny one is served under the name `tiny`."""
+        """`flags` go to `pando up`; without `model` the tiny one is served as `tiny`, without `--store on` no store."""
         self.folder = RunFolder(run_dir)
         self.model = model.name if model else TINY
         self._flags = [*flags, "--model-path", str(model or tiny_model_dir())]
+        given = {flag.partition("=")[0] for flag in flags}
+        if "--store" not in given:
+            self._flags += ["--store", "off"]
         if model is None:
-            given = {flag.partition("=")[0] for flag in flags}
             self._flags += [part for name, value in TINY_FLAGS if name not in given for part in (name, value)]
         self._expected: list[re.Pattern[str]] = []
         self._num_checked: dict[Path, int] = {}

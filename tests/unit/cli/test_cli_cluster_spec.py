@@ -12,8 +12,9 @@ import pytest
 
 from common.base.config import Settings, load
 from common.worker.config import WorkerSettings
-from pando.cli.cluster_spec import ClusterOptions, ClusterSpec, ServiceSpec, build_spec
+from pando.cli.cluster_spec import ClusterOptions, ClusterSpec, ServiceSpec, StoreOptions, build_spec
 from services.gateway.config import GatewaySettings
+from services.kvstore.config import KvStoreSettings
 from services.router.config import RouterSettings
 
 OPTIONS = ClusterOptions(
@@ -31,6 +32,7 @@ OPTIONS = ClusterOptions(
 SETTINGS = {
     "services.prefill": WorkerSettings,
     "services.decode": WorkerSettings,
+    "services.kvstore": KvStoreSettings,
     "services.router": RouterSettings,
     "services.gateway": GatewaySettings,
 }
@@ -51,10 +53,34 @@ def test_names_and_layers():
     spec = build_spec(OPTIONS)
     assert [(one.name, one.layer) for one in spec.services] == [
         ("registry", 0),
-        *(("prefill-0", 1), ("prefill-1", 1), ("decode-0", 1), ("decode-1", 1), ("decode-2", 1)),
-        ("router", 2),
-        ("gateway", 3),
+        *(("prefill-0", 2), ("prefill-1", 2), ("decode-0", 2), ("decode-1", 2), ("decode-2", 2)),
+        ("router", 3),
+        ("gateway", 4),
     ]
+
+
+def test_a_store_stands_below_the_workers_that_use_it():
+    spec = build_spec(replace(OPTIONS, store=StoreOptions(64 << 20, "/run/kvstore", 1 << 30)))
+    assert [(one.name, one.layer) for one in spec.services][:2] == [("registry", 0), ("kvstore-0", 1)]
+    store = parse(service(spec, "kvstore-0").argv)
+    assert (store.kvstore.node_id, store.kvstore.segment_size) == ("kvstore-0", 64 << 20)
+    assert (store.kvstore.ssd_path, store.kvstore.ssd_size) == (Path("/run/kvstore"), 1 << 30)
+    assert store.registry.url == "redis://127.0.0.1:7/0"
+    assert parse(service(spec, "decode-0").argv).worker.hicache_storage_backend == "kvstore"
+    assert parse(service(build_spec(OPTIONS), "decode-0").argv).worker.hicache_storage_backend == ""
+
+
+def test_sizes_that_the_user_gave_hold():
+    settings = (("kvstore", "segment_size", "77"), ("kvstore", "ssd_path", "/fast"))
+    argv = service(
+        build_spec(replace(OPTIONS, store=StoreOptions(1, "/run/k", 2), settings=settings)), "kvstore-0"
+    ).argv
+    assert "--segment-size" not in argv and "--ssd-path" not in argv and argv[argv.index("--ssd-size") + 1] == "2"
+
+
+def test_a_store_without_a_disk_keeps_memory_only():
+    spec = build_spec(replace(OPTIONS, store=StoreOptions(64 << 20)))
+    assert parse(service(spec, "kvstore-0").argv).kvstore.ssd_path is None
 
 
 def test_workers_understand_their_flags():
@@ -71,7 +97,7 @@ def test_workers_understand_their_flags():
 
 def test_unified_workers_have_both_roles():
     spec = build_spec(replace(OPTIONS, profile="unified", decode_workers=2))
-    assert [one.name for one in spec.services if one.layer == 1] == ["worker-0", "worker-1"]
+    assert [one.name for one in spec.services if one.layer == 2] == ["worker-0", "worker-1"]
     settings = parse(service(spec, "worker-1").argv)
     assert settings.worker.roles == "prefill,decode"
     assert settings.worker.workers_on_host == 2
