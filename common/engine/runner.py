@@ -170,6 +170,9 @@ class _Outcome:
         except InvalidRequest as error:
             self.refused[sequence.request_id] = error.message
             return
+        except Exception as error:  # noqa: BLE001 - a bug in one request's grammar must not fail the whole step
+            self.failed[sequence.request_id] = f"drawing a token: {type(error).__name__}: {error}"
+            return
         if drawn is None:
             self.late.add(sequence.request_id)
             return

@@ -114,7 +114,7 @@ class StepResult:
     Attributes:
         sampled: request id -> drawn token, for every sequence whose `sample` was set and that is nowhere below.
         prompt_logprobs: request id -> one entry per target, for sequences that asked.
-        failed: request id -> reason, for sequences whose logits were not finite.
+        failed: request id -> reason, for sequences whose logits were not finite, or whose constraint broke.
         refused: request id -> reason, for sequences whose own parameters leave nothing to draw.
         late: sequences whose constraint was not ready in time: their last token is to be computed again.
         elapsed_s: wall time of the step in the engine thread.

@@ -110,7 +110,7 @@ class BlockReader:
         try:
             await inflict(self._failpoints.hit(PEER_READ), lambda: PeerLost(f"failpoint {PEER_READ}"))
             await self._transports.read(endpoints, reads, self._timeouts.transfer_s)
-            if self.trust.covers(endpoints[0].host_id):
+            if any(self.trust.covers(endpoint.host_id) for endpoint in endpoints):
                 await asyncio.to_thread(self.trust.check, extents, names, [read.target for read in reads])
         except InvalidRequest as error:  # what the peer announced makes no sense; that is not the user's fault
             raise HandoffAborted(error.message, reason=error.reason, leg=Leg.TRANSFER) from error

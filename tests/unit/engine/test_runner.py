@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from common.engine.draw import NOTHING_TO_DRAW
 from common.engine.loader import EngineConfig, build_runner, choose_backend
 from common.engine.runner import NOT_FINITE, ModelRunner
 from common.engine.sampler import token_logprobs
+from common.grammar.constraint import Accepted, Mask
 from common.sched.params import SamplingParams
 from common.sched.plan import SampleSpec, SequenceStep, StepPlan
 from tests.support.engine_steps import forward_logits, greedy_spec, make_runner, run_step, sampled_step
@@ -78,6 +81,34 @@ def test_parameters_that_leave_nothing_fail_the_request(runner: ModelRunner) -> 
     params = SamplingParams(min_tokens=1, stop_token_ids=tuple(range(TINY_LLAMA.vocab_size)))
     step = SequenceStep("a", TOKENS, 0, [1], SampleSpec(params, 0, 0, 0, TOKENS, ()))
     assert run_step(runner, step).refused == {"a": NOTHING_TO_DRAW}
+
+
+class Broken:
+    """A constraint with a bug."""
+
+    complete = False
+
+    def __init__(self, breaks: str) -> None:
+        self._breaks = breaks
+
+    def prepare(self, output_ids: Sequence[int]) -> None:
+        pass
+
+    def mask(self, timeout_s: float) -> Mask | None:
+        if self._breaks == "mask":
+            raise RuntimeError("no mask")
+        return np.ones(TINY_LLAMA.vocab_size, np.bool_)
+
+    def accept(self, token_id: int, jump: bool) -> Accepted:
+        raise RuntimeError("no state")
+
+
+@pytest.mark.parametrize("breaks", ["mask", "accept"])
+def test_a_constraint_that_breaks_fails_only_its_request(runner: ModelRunner, breaks: str) -> None:
+    spec = replace(greedy_spec(TOKENS), constraint=Broken(breaks))
+    result = run_step(runner, SequenceStep("bad", TOKENS, 0, [1], spec), sampled_step("good", TOKENS, 0, [2]))
+    assert set(result.failed) == {"bad"} and not result.refused
+    assert set(result.sampled) == {"good"}
 
 
 def test_an_empty_plan_is_fine(runner: ModelRunner) -> None:

@@ -191,7 +191,7 @@ async def test_blocks_that_leave_the_host_carry_a_tag(
         assert {len(extent.tag) for extent in lent} == {tagged}
 
 
-@pytest.mark.parametrize("damage", ["none", "bytes", "name", "key", "untagged"])
+@pytest.mark.parametrize("damage", ["none", "bytes", "name", "key", "untagged", "two hosts"])
 async def test_a_block_from_another_host_without_the_right_tag_is_refused(damage: str) -> None:
     """The transport has checked length, generation and checksum: what is left is what only the key can tell."""
     tagger = Tagger(b"k" * 32)
@@ -212,8 +212,12 @@ async def test_a_block_from_another_host_without_the_right_tag_is_refused(damage
             tags[0], tags[1] = tags[1], tags[0]
         if damage == "untagged":
             tags[2] = b""
+        endpoints = [Endpoint("tcp", "there", 1, b"")]
+        if damage == "two hosts":
+            endpoints.insert(0, Endpoint("shm", "here", 1, b""))
+            tags[0] = b""
         lent = [replace(extent, tag=tag) for extent, tag in zip(extents(3), tags, strict=True)]
-        read = reader.read(request, 0, Loan([Endpoint("tcp", "there", 1, b"")], lent), landed.append)
+        read = reader.read(request, 0, Loan(endpoints, lent), landed.append)
         if damage == "none":
             await read
         else:
