@@ -12,6 +12,8 @@ from common.cache.file_store import FileStore, FileStoreConfig
 from common.cache.kvstore_backend import KvStoreBackend, KvStoreConfig
 from common.cache.kvstore_staging import InPlace
 from common.cache.l3 import Backend
+from common.cache.mooncake_config import parse_settings
+from common.cache.mooncake_store import MooncakeStore
 from common.transport.select import DRIVER_NAMES
 
 _DEFAULT_SIZE_GB = "10"
@@ -44,7 +46,7 @@ def make_backend(name: str, settings: Mapping[str, str], around: Surroundings | 
         name: one of BACKENDS.
         settings: file: `path` (the folder), `size_gb` (its cap in 10^9 bytes). kvstore: `address` (host:port of all its
             nodes, comma list) or `registry` and `cluster`, those of the process by default; `staging_mb` (memory for
-            puts in 10^6 bytes).
+            puts in 10^6 bytes). mooncake: see `mooncake_config`.
         around: of the process.
 
     Raises:
@@ -87,6 +89,7 @@ def _make_kvstore(settings: Mapping[str, str], around: Surroundings) -> Backend:
 _MAKERS: Mapping[str, Callable[[Mapping[str, str], Surroundings], Backend]] = {
     "file": _make_file,
     "kvstore": _make_kvstore,
+    "mooncake": lambda settings, _: MooncakeStore(parse_settings(settings)),
 }
 BACKENDS = tuple(_MAKERS)
 

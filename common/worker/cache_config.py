@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from common.base.config import Section
 from common.base.errors import InvalidRequest
@@ -33,13 +34,17 @@ class CacheConfig(Section):
     hicache_eviction_policy: str = Field("lru", pattern=_EVICTION, description="who leaves L2 first")
     hicache_load_back_min_tokens: int = Field(16, ge=1, description="a shorter rest in L2 is computed, not loaded")
     hicache_storage_backend: str = Field(
-        "", pattern="^(|file|kvstore)$", description="L3: empty for none, file or kvstore"
+        "", pattern="^(|file|kvstore|mooncake)$", description="L3: empty for none, file, kvstore or mooncake"
     )
     hicache_storage_dir: Path | None = Field(None, description="folder of the file backend, shared by all workers")
     hicache_storage_address: str = Field(
         "", description="nodes of the kvstore backend, comma list of host:port; empty: found in the registry"
     )
     hicache_storage_size: float = Field(10.0, gt=0, description="cap of the file backend in GB (10^9 bytes)")
+    hicache_storage_backend_extra_config: str = Field(
+        "",
+        description='all settings of the mooncake backend, further ones of the others: a JSON object, {"key": value}',
+    )
     hicache_storage_prefetch_policy: PrefetchPolicy = Field(
         PrefetchPolicy.TIMEOUT, description="how long a request waits for L3: best_effort, wait_complete, timeout"
     )
@@ -64,11 +69,19 @@ class CacheConfig(Section):
             EvictionPolicy(self.hicache_eviction_policy),
         )
 
+    @field_validator("hicache_storage_backend_extra_config")
+    @classmethod
+    def _check_extra(cls, text: str) -> str:
+        _extra_settings(text)
+        return text
+
     def storage_settings(self) -> dict[str, str]:
-        """What the storage backend wants to know."""
-        if self.hicache_storage_backend == "kvstore":
-            return {"address": self.hicache_storage_address}
-        return {"path": str(self.hicache_storage_dir or ""), "size_gb": str(self.hicache_storage_size)}
+        """What the storage backend wants to know: its own flags, overridden by the extra settings."""
+        own = {
+            "file": {"path": str(self.hicache_storage_dir or ""), "size_gb": str(self.hicache_storage_size)},
+            "kvstore": {"address": self.hicache_storage_address},
+        }
+        return own.get(self.hicache_storage_backend, {}) | _extra_settings(self.hicache_storage_backend_extra_config)
 
     def prefetch(self, block_size: int) -> PrefetchConfig:
         """How L3 is read."""
@@ -98,3 +111,18 @@ class CacheConfig(Section):
                 param="hicache_size" if self.hicache_size else "hicache_ratio",
             )
         return blocks
+
+
+def _extra_settings(text: str) -> dict[str, str]:
+    """Settings by name; none of an empty text.
+
+    Raises:
+        ValueError: not a JSON object of strings and numbers.
+    """
+    try:
+        settings = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error}") from error
+    if not isinstance(settings, dict) or not all(type(value) in (str, int, float) for value in settings.values()):
+        raise ValueError('a JSON object of strings and numbers, such as {"master_server_address": "10.0.0.1:50051"}')
+    return {name: str(value) for name, value in settings.items()}

@@ -35,7 +35,6 @@ REFUSED = {
     "pp-size": "pipeline parallelism is not there",
     "hicache-io-backend": "host memory is copied in one way only",
     "hicache-mem-layout": "blocks have one layout in every tier",
-    "hicache-storage-backend-extra-config": "each setting has a flag of its own, such as --hicache-storage-dir",
 }
 CACHE_SWITCH = "enable-hierarchical-cache"
 CACHE_FLAGS = (
@@ -45,6 +44,7 @@ CACHE_FLAGS = (
     "hicache-eviction-policy",
     "hicache-load-back-min-tokens",
     "hicache-storage-backend",
+    "hicache-storage-backend-extra-config",
     "hicache-storage-dir",
     "hicache-storage-size",
     "hicache-storage-prefetch-policy",

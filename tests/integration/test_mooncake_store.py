@@ -1,4 +1,4 @@
-"""Runs mooncake_cases.py: the real Mooncake Store, in a network namespace of its own, for it listens on every interface."""
+"""Runs mooncake_cases.py: a real Mooncake Store in a network namespace of its own, for it listens on all interfaces."""
 
 from __future__ import annotations
 

@@ -70,6 +70,8 @@ def worker_settings(request: UpRequest) -> Any:
         (["--hicache-eviction-policy", "slru"], "hicache_eviction_policy", "slru"),
         (["--hicache-load-back-min-tokens", "64"], "hicache_load_back_min_tokens", 64),
         (["--hicache-storage-backend", "file"], "hicache_storage_backend", "file"),
+        (["--hicache-storage-backend", "mooncake"], "hicache_storage_backend", "mooncake"),
+        (["--hicache-storage-backend-extra-config", '{"a": 1}'], "hicache_storage_backend_extra_config", '{"a": 1}'),
         (["--hicache-storage-dir", "/tmp/kv"], "hicache_storage_dir", Path("/tmp/kv")),
         (["--hicache-storage-size", "1"], "hicache_storage_size", 1.0),
         (["--hicache-storage-prefetch-policy", "best_effort"], "hicache_storage_prefetch_policy", "best_effort"),

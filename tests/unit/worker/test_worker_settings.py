@@ -40,6 +40,31 @@ def test_a_bad_value_is_refused_by_name(name: str, value: object) -> None:
         config(**{name: value})
 
 
+@pytest.mark.parametrize(
+    ("fields", "settings"),
+    [
+        ({"hicache_storage_dir": "/kv"}, {"path": "/kv", "size_gb": "10.0"}),
+        ({"hicache_storage_backend_extra_config": '{"size_gb": 3}'}, {"path": "", "size_gb": "3"}),
+    ],
+)
+def test_extra_settings_override_the_flags_of_the_storage(fields: dict[str, Any], settings: dict[str, str]) -> None:
+    assert config(hicache_storage_backend="file", **fields).storage_settings() == settings
+
+
+def test_mooncake_has_extra_settings_only() -> None:
+    extra = '{"master_server_address": "10.0.0.1:50051", "master_metrics_port": 9003}'
+    settings = config(
+        hicache_storage_backend="mooncake", hicache_storage_backend_extra_config=extra, hicache_storage_dir="/kv"
+    ).storage_settings()
+    assert settings == {"master_server_address": "10.0.0.1:50051", "master_metrics_port": "9003"}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "3", '{"a": {}}', '{"a": true}', '{"a": null}'])
+def test_extra_settings_are_flat_json(text: str) -> None:
+    with pytest.raises(ValidationError, match="hicache_storage_backend_extra_config"):
+        config(hicache_storage_backend_extra_config=text)
+
+
 def test_every_field_says_what_it_is() -> None:
     assert all(field.description for field in WorkerConfig.model_fields.values())
 
