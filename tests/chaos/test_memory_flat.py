@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.load import Load
-from tests.support.tier_client import TierClient
+from tests.support.tier_client import MAX_L3_FILL, TierClient
 
 CONCURRENCY = 12
 SAMPLE_EVERY = 250
@@ -81,10 +81,10 @@ def test_memory_is_flat(block_size: int, num_requests: int, num_warm: int, limit
         growth = Growth.of(cluster)
         asyncio.run(_press(cluster, growth, num_requests))
         cluster.check_idle()
+        grown = growth.after(num_warm)
+        print(f"block size {block_size}: MB after {num_warm} of {num_requests} requests: {grown}")  # for `-s`
         for name in cluster.workers:
             asyncio.run(_check_tiers(cluster.service(name).address))
-        grown = growth.after(num_warm)
-    print(f"block size {block_size}: MB after {num_warm} of {num_requests} requests: {grown}")  # for `-s`: the margin
     assert max(grown.values()) <= limit_mb, f"MB by process after {num_warm} requests: {grown}; all: {growth.samples}"
 
 
@@ -109,9 +109,9 @@ async def _press(cluster: Cluster, growth: Growth, num_requests: int) -> None:
 async def _check_tiers(address: str) -> None:
     """The conservation law holds in every tier, nobody holds anything, and each tier has been full."""
     async with TierClient(address) as client:
-        await client.written()
+        await client.written(within_s=600.0)  # tens of thousands of files, for blocks of one token
         tiers = await client.tiers()
         held = {name: tier.blocks_held for name, tier in tiers.items() if tier.blocks_held}
         assert not held, f"held after all is over: {held}"
-        assert tiers["l3"].objects and tiers["l3"].bytes <= tiers["l3"].capacity_bytes
+        assert tiers["l3"].objects and tiers["l3"].bytes <= tiers["l3"].capacity_bytes * MAX_L3_FILL
         assert 2 * tiers["l1"].blocks_cached > tiers["l1"].blocks_total, "L1 was never under pressure"
