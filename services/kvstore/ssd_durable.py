@@ -1,8 +1,8 @@
 """What of the SSD log is on the medium: the files that were written to since, and who waits for which record.
 
 Syncs run one at a time, beside appends. One sync does the work of all that wait (group commit). When a sync fails, the
-kernel may have dropped what it could not write and call the next one a success; so nobody is told any more that the
-records concerned are durable, and their file takes no further ones.
+kernel may have dropped what it could not write and call the next one a success; so the records concerned are *doomed*:
+nobody is told any more that they are durable, and their file takes no further ones.
 
 Knows nothing of keys or of where records are.
 """
@@ -10,6 +10,7 @@ Knows nothing of keys or of where records are.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.kvstore.ssd_disk import Disk, DiskFile
@@ -55,8 +56,9 @@ class Durable:
         num_syncs: that succeeded.
     """
 
-    def __init__(self, disk: Disk, synced: int) -> None:
-        """Records up to sequence number `synced` are on the medium."""
+    def __init__(self, disk: Disk, synced: int, on_doomed: Callable[[range], None]) -> None:
+        """Records up to sequence number `synced` are on the medium; `on_doomed` is told the numbers of those that may
+        never be."""
         self.num_syncs = 0
         self._disk = disk
         self._pending: list[OpenFile] = []
@@ -64,6 +66,7 @@ class Durable:
         self._pending_lock = threading.Lock()
         self._sync_lock = threading.Lock()
         self._synced = synced
+        self._on_doomed = on_doomed
         self._doomed = range(0)
 
     @property
@@ -151,3 +154,4 @@ class Durable:
             last = max([self._doomed.stop - 1, *(opened.last_sequence for opened in files)])
         first = min(self._synced + 1, self._doomed.start) if self._doomed else self._synced + 1
         self._doomed = range(first, last + 1)
+        self._on_doomed(self._doomed)

@@ -125,7 +125,7 @@ class Index:
         return True
 
     def load(self, number: int, disk_bytes: int, entries: Iterable[Entry]) -> int:
-        """Take in a file that was there at the start; returns its highest sequence. `settle` follows when all are in."""
+        """Take in a file that was there at the start; returns its highest sequence. When all are in, `settle`."""
         self.set_size(number, disk_bytes)
         removals = self.files[number].removals
         highest = 0

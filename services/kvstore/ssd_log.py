@@ -19,16 +19,17 @@ machine once it is synced. A damaged record is never served. Knows nothing of le
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from common.base.clock import Clock, monotonic
-from common.base.errors import InvalidRequest, Leg, Unavailable
+from common.base.errors import BlockCorrupt, InvalidRequest, Leg, Unavailable
 from common.cache.l3 import BlockKey, PutState
 from services.kvstore.ssd_append import Appender, Committer, Object
 from services.kvstore.ssd_disk import Disk, OsDisk
 from services.kvstore.ssd_durable import Durable
-from services.kvstore.ssd_format import BLOCK_BYTES
+from services.kvstore.ssd_format import BLOCK_BYTES, ENTRY_BYTES, record_bytes
 from services.kvstore.ssd_options import MIN_CAPACITY_BYTES, SsdOptions, SsdStats
 from services.kvstore.ssd_owner import Owner, new_store_id, read_store_id, unusable, write_store_id
 from services.kvstore.ssd_rebuild import find_store_id, rebuild
@@ -60,12 +61,12 @@ class SsdLog:
         self._capacity_bytes = capacity_bytes
         self._on_drop = on_drop
         self._owner: Owner | None = None
-        self._found = rebuild(disk, store_id)
+        self._found = rebuild(disk, store_id, max_bad_bytes=capacity_bytes // 8)
         start = TailStart(store_id, file_bytes, self._found.next_number, self._found.next_sequence)
-        self._durable = Durable(disk, start.next_sequence - 1)
+        self._durable = Durable(disk, start.next_sequence - 1, self._forget)
         self._tail = Tail(disk, self._durable, start, self._note_size)
         self._records = Records(disk, store_id, self._found.index, self._tail, self._durable)
-        self._reclaim = Reclaim(self._records, self._tail, capacity_bytes, file_bytes)
+        self._reclaim = Reclaim(self._records, self._tail, capacity_bytes - self._found.bad_bytes, file_bytes)
         self._committer = Committer(self._durable, options, clock)
         self._appender = Appender(self._records, self._reclaim, self._tail, self._committer)
         if self._found.active is not None:
@@ -85,8 +86,8 @@ class SsdLog:
             path: the directory; what is not a log file of this store is left alone.
             capacity_bytes: cap on the log files together.
             options: see there.
-            on_drop: told, in the thread that did it and without locks, which objects were given up for want of space;
-                one of them may have been appended again before that: ask `has`.
+            on_drop: told, in the thread that did it and without locks, which objects the log gave up by itself: for
+                want of space, damaged, or never known to be synced. Any may have been appended again before: ask `has`.
 
         Raises:
             Unavailable: in use by another process (reason ssd_in_use, the message names it), or not usable.
@@ -99,8 +100,10 @@ class SsdLog:
         try:
             disk = OsDisk(str(path))
             try:
-                store_id = read_store_id(path) or find_store_id(disk) or new_store_id()
-                write_store_id(path, store_id)
+                store_id = read_store_id(path)
+                if store_id is None:
+                    store_id = find_store_id(disk) or new_store_id()
+                    write_store_id(path, store_id)
                 log = cls(disk, store_id, capacity_bytes, options or SsdOptions(), on_drop=on_drop)
             except BaseException:
                 disk.close()
@@ -138,7 +141,11 @@ class SsdLog:
             BlockCorrupt: the record is damaged or the disk cannot read it; it is forgotten.
             Unavailable: the file cannot be opened.
         """
-        location = self._records.read(key, header, payload)
+        try:
+            location = self._records.read(key, header, payload)
+        except BlockCorrupt:
+            self._tell_dropped()
+            raise
         if location is not None:
             location.used = True
         return location is not None
@@ -171,11 +178,12 @@ class SsdLog:
         Raises:
             Unavailable: they are gone, but the disk did not take it down: some may be back after a restart.
         """
-        return self._removing(lambda: self._records.remove(keys))
+        wanted = list(keys)
+        return self._removing(lambda: self._records.remove(wanted), len(wanted))
 
     def remove_namespace(self, namespace: bytes) -> int:
         """As `remove`, for all objects of a namespace."""
-        return self._removing(lambda: self._records.remove_namespace(namespace))
+        return self._removing(lambda: self._records.remove_namespace(namespace), 1)
 
     def compact(self, max_bytes: int) -> int:
         """Reclaim some space ahead of need; to be called now and then when there is little else to do.
@@ -191,7 +199,8 @@ class SsdLog:
             self._committer.commit(0)
         except OSError as error:
             raise _failed(error) from error
-        self._tell_dropped()
+        finally:
+            self._tell_dropped()
         return done
 
     def sync(self) -> None:
@@ -203,6 +212,7 @@ class SsdLog:
         try:
             self._committer.sync()
         except OSError as error:
+            self._tell_dropped()
             raise _failed(error) from error
 
     def stats(self) -> SsdStats:
@@ -243,18 +253,27 @@ class SsdLog:
                 if self._owner is not None:
                     self._owner.release()
 
-    def _removing(self, remove: Callable[[], int]) -> int:
+    def _removing(self, remove: Callable[[], int], num_entries: int) -> int:
         try:
-            removed = remove()
+            with self._records.appending:
+                with contextlib.suppress(OSError, Unavailable):  # The removal counts more than the cap.
+                    self._reclaim.make_room(min(record_bytes(num_entries * ENTRY_BYTES), self._capacity_bytes // 8))
+                removed = remove()
             self._committer.commit(None)
         except OSError as error:
             raise _failed(error) from error
+        finally:
+            self._tell_dropped()
         return removed
 
     def _tell_dropped(self) -> None:
-        dropped = self._reclaim.take_dropped()
+        dropped = self._records.take_given_up()
         if dropped:
             self._on_drop(dropped)
+
+    def _forget(self, doomed: range) -> None:
+        """Records may never be on the medium: forget them, so that who puts the objects again writes new ones."""
+        self._records.forget(doomed)
 
     def _note_size(self, number: int, disk_bytes: int) -> None:
         with self._records.lock:

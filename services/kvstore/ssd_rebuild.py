@@ -1,6 +1,7 @@
 """Makes the index of the SSD log from the log files that are there, and repairs what a crash left behind.
 
-Per file: an index that is sound is believed; else the records are read, a torn end is cut off and the file is sealed,
+Per file: a sound index is believed, except in the two newest files, which may not have been on the medium when the
+machine stopped. There, and where there is no index, the records are read, a torn end is cut off and the file is sealed,
 except the newest, which goes on growing. A file in which nothing is right is renamed to `*.bad` (the newest few are
 kept for people to look at). Files that are not this store's are left alone and counted.
 
@@ -41,6 +42,7 @@ class Rebuilt:
         damaged_ranges: runs of blocks between good records that were passed over.
         torn_bytes: cut off from the ends of files.
         quarantined_files: renamed to `*.bad` now.
+        bad_bytes: of all files that are kept under such names.
         foreign_files: left alone.
     """
 
@@ -51,6 +53,7 @@ class Rebuilt:
     damaged_ranges: int = 0
     torn_bytes: int = 0
     quarantined_files: int = 0
+    bad_bytes: int = 0
     foreign_files: int = 0
 
 
@@ -69,8 +72,8 @@ def log_files(names: list[str]) -> list[tuple[int, str]]:
     return sorted((int(name[:10]), name) for name in names if _LOG_FILE.fullmatch(name) and int(name[:10]) > 0)
 
 
-def rebuild(disk: Disk, store_id: int) -> Rebuilt:
-    """Read and repair all files.
+def rebuild(disk: Disk, store_id: int, max_bad_bytes: int) -> Rebuilt:
+    """Read and repair all files; of those put aside now or earlier keep at most so many bytes.
 
     Raises:
         OSError: a file cannot be opened or repaired.
@@ -84,7 +87,7 @@ def rebuild(disk: Disk, store_id: int) -> Rebuilt:
         _take_in(disk, Place(store_id, number), name, len(numbered) - place_in_line, rebuilt)
     if numbered:
         rebuilt.next_number = numbered[-1][0] + 1
-    _drop_old_bad(disk)
+    rebuilt.bad_bytes = _keep_newest_bad(disk, max_bad_bytes)
     disk.sync_names()
     rebuilt.index.settle()
     return rebuilt
@@ -99,12 +102,12 @@ def _take_in(disk: Disk, place: Place, name: str, from_end: int, rebuilt: Rebuil
             rebuilt.foreign_files += 1
             get_logger().warning("a log file of another store is left alone", file=name)
             return
-        found = inspect(file, place)
+        found = inspect(file, place, believe_index=from_end > _NUM_UNSYNCED)
         if not found.head_sound and not found.entries:
             _set_aside(disk, name, file.size(), rebuilt)
             return
         rebuilt.damaged_ranges += found.damaged_ranges
-        rebuilt.torn_bytes += 0 if found.sealed else found.torn_bytes
+        rebuilt.torn_bytes += found.torn_bytes
         if found.damaged_ranges:
             get_logger().warning("damaged records were passed over", file=name, ranges=found.damaged_ranges)
         keep_open = from_end == 1 and not found.sealed
@@ -146,10 +149,17 @@ def _set_aside(disk: Disk, name: str, size: int, rebuilt: Rebuilt) -> None:
     get_logger().warning("a log file without a sound record was put aside", file=name + BAD_SUFFIX)
 
 
-def _drop_old_bad(disk: Disk) -> None:
-    bad = sorted(name for name in disk.names() if name.endswith(".log" + BAD_SUFFIX))
-    for name in bad[:-MAX_BAD_FILES]:
-        disk.unlink(name)
+def _keep_newest_bad(disk: Disk, max_bytes: int) -> int:
+    """Remove the oldest files that were put aside; returns the bytes of what is left."""
+    kept_bytes = num_kept = 0
+    for name in sorted((name for name in disk.names() if name.endswith(".log" + BAD_SUFFIX)), reverse=True):
+        with contextlib.closing(disk.open(name)) as file:
+            size = file.size()
+        if num_kept < MAX_BAD_FILES and kept_bytes + size <= max_bytes:
+            num_kept, kept_bytes = num_kept + 1, kept_bytes + size
+        else:
+            disk.unlink(name)
+    return kept_bytes
 
 
 def _told_store(file: DiskFile) -> int | None:

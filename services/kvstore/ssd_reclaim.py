@@ -14,7 +14,6 @@ lowers the cap to what the log has now, until the next file is begun.
 
 from __future__ import annotations
 
-from common.cache.l3 import BlockKey
 from services.kvstore.ssd_disk import FULL
 from services.kvstore.ssd_format import BLOCK_BYTES, footer_bytes
 from services.kvstore.ssd_records import Records
@@ -36,13 +35,6 @@ class Reclaim:
         self._capacity_bytes = capacity_bytes
         self._file_bytes = file_bytes
         self._medium_limit: int | None = None
-        self._dropped: list[BlockKey] = []
-
-    def take_dropped(self) -> list[BlockKey]:
-        """Keys given up since the last call."""
-        with self._records.lock:
-            taken, self._dropped = self._dropped, []
-            return taken
 
     def medium_is_full(self) -> None:
         """A write found no room: what is there now is all that there will be, until `medium_has_room`."""
@@ -65,8 +57,9 @@ class Reclaim:
             if self._disk_bytes() + needed <= self._limit():
                 return True
             if not self._gain():
-                return False
-        return False
+                break
+        self._medium_limit = None  # There is nothing left to give up: the medium itself must say whether it is full.
+        return self._disk_bytes() + needed <= self._limit()
 
     def step(self, max_bytes: int) -> int:
         """Do some work ahead of need: at most about `max_bytes` are written again.
@@ -119,10 +112,7 @@ class Reclaim:
             with records.lock:
                 state = records.index.files.get(number)
                 size = state.disk_bytes if state is not None else 0
-            gone = records.retire(number)
-        with records.lock:
-            self._dropped += gone
-            self.num_dropped += len(gone)
+            self.num_dropped += records.retire(number)
         return copied + size
 
     def _copy(self, number: int, max_bytes: int, only_used: bool) -> int:

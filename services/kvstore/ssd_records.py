@@ -53,10 +53,17 @@ class Records:
         self.index = index
         self.num_corrupt = 0
         self.copied_bytes = 0
+        self._given_up: list[BlockKey] = []
         self._disk = disk
         self._store_id = store_id
         self._tail = tail
         self._durable = durable
+
+    def take_given_up(self) -> list[BlockKey]:
+        """Keys whose objects the log gave up by itself since the last call."""
+        with self.lock:
+            taken, self._given_up = self._given_up, []
+            return taken
 
     def find(self, key: BlockKey) -> Location | None:
         """Where the object is now."""
@@ -143,8 +150,16 @@ class Records:
             self._write_removals([(Kind.REMOVED_NAMESPACE, BlockKey(namespace, b"", 0))])
             return removed
 
-    def retire(self, number: int) -> list[BlockKey]:
-        """Drop a file that does not grow and what is still in it; returns the keys dropped. `appending` is held.
+    def forget(self, sequences: range) -> None:
+        """Objects of these records are not there any more; after a restart they may be."""
+        with self.lock:
+            lost = [key for key, location in self.index.items() if location.sequence in sequences]
+            for key in lost:
+                self.index.remove(key)
+            self._given_up += lost
+
+    def retire(self, number: int) -> int:
+        """Drop a file that does not grow and what is still in it; returns how many objects. `appending` is held.
 
         Raises:
             OSError: the file is still there, perhaps without objects.
@@ -152,10 +167,11 @@ class Records:
         assert number != self._tail.active_number, f"log file {number} still grows"
         with self.lock:
             if number not in self.index.files:
-                return []
+                return 0
             dropped = list(self.index.files[number].live)
             for key in dropped:
                 self.index.remove(key)
+            self._given_up += dropped
             carried = self.index.removals_to_carry(number)
         self._write_entries(carried)
         self._durable.sync()
@@ -164,7 +180,7 @@ class Records:
         self._disk.sync_names()
         with self.lock:
             self.index.purge(number)
-        return dropped
+        return len(dropped)
 
     def _read_at(self, key: BlockKey, location: Location, payload: memoryview) -> Head | None:
         """Read the record at a place; `None` when it is not what it should be."""
@@ -190,6 +206,8 @@ class Records:
             if self.find(key) is not location:
                 return
             self.num_corrupt += 1
+            with self.lock:
+                self._given_up.append(key)
             get_logger().warning("a record of the SSD log is forgotten", file=file_name(location.number), why=why)
             try:
                 self.remove([key])

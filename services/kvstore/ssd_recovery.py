@@ -1,8 +1,8 @@
 """What is in one log file that was there at the start, whatever happened to it.
 
-A sealed file is read through its index: heads and payloads are not looked at until somebody reads them. Any other file
-is read record by record, payloads included, since its end may be torn: what is damaged between good records is passed
-over and counted, what follows the last good record is cut off.
+A sealed file that is known to be on the medium is read through its index: heads and payloads are not looked at until
+somebody reads them. Any other file is read record by record, payloads included: what is damaged between good records is
+passed over and counted, what follows the last good record is cut off.
 
 Invariants: nothing that was not checked is reported; no bytes make it raise, loop or allocate more than the file has.
 A record that cannot be read counts as damaged. Raises OSError only when the file cannot be opened or repaired.
@@ -64,16 +64,17 @@ def is_foreign(file: DiskFile, place: Place) -> bool:
     return told is not None and told != place
 
 
-def inspect(file: DiskFile, place: Place) -> Found:
-    """Read a file; changes nothing."""
+def inspect(file: DiskFile, place: Place, believe_index: bool) -> Found:
+    """Read a file; changes nothing. Its index may be on the medium though not all of its records are."""
     size = file.size()
     head_sound = parse_file_head(_read(file, 0, BLOCK_BYTES)) == place
     indexed = _read_index(file, place, size)
-    if indexed is not None:
-        entries, data_end = indexed
-        return Found(entries, data_end, sealed=True, head_sound=head_sound)
+    if indexed is not None and believe_index:
+        return Found(*indexed, sealed=True, head_sound=head_sound)
     found = _scan(file, place, size)
     found.head_sound = head_sound
+    if indexed == (found.entries, found.data_end):
+        found.sealed, found.torn_bytes = True, 0
     return found
 
 
