@@ -24,11 +24,11 @@ class Directory:
 
     def __init__(self) -> None:
         self._inventories: dict[str, _Inventory] = {}
-        self._expected: set[str] = set()
+        self._expected: frozenset[str] | None = None
         self._rubbish: list[set[bytes]] = []
 
     def __len__(self) -> int:
-        return sum(len(inventory.names) for inventory in self._inventories.values())
+        return sum(len(inventory.names) for inventory in list(self._inventories.values()))  # read by other threads
 
     @property
     def num_nodes(self) -> int:
@@ -38,13 +38,13 @@ class Directory:
     @property
     def complete(self) -> bool:
         """Whether a miss here is a miss everywhere."""
-        return all(
+        return self._expected is not None and all(
             (inventory := self._inventories.get(node)) is not None and inventory.complete for node in self._expected
         )
 
-    def expect(self, nodes: Iterable[str]) -> None:
-        """Which nodes there are; the entries of others stay until they are dropped."""
-        self._expected = set(nodes)
+    def expect(self, nodes: Iterable[str] | None) -> None:
+        """Which nodes there are, None: nobody knows. The entries of others stay until they are dropped."""
+        self._expected = None if nodes is None else frozenset(nodes)
 
     def begin(self, node: str) -> None:
         """A snapshot of a node begins: what was known of it is forgotten."""

@@ -119,10 +119,9 @@ class Leadership:
         self._asking = False
         self._highest_refused = 0
 
-    @property
-    def leading(self) -> bool:
-        """Whether it leads."""
-        return self.phase is Phase.LEADING
+    def leads(self, now_s: float) -> bool:
+        """Whether it leads and its lock cannot have ended."""
+        return self.phase is Phase.LEADING and now_s < self._held_until_s
 
     def handle(self, event: Event, now_s: float) -> list[Action]:
         """Fold in an event; returns what is to be done, in order."""

@@ -18,26 +18,34 @@ from common.base.ids import new_incarnation
 from common.base.logging import Logger
 from common.base.metrics import new_registry
 from common.cache.kvstore_arena import Arena
+from common.cache.kvstore_calls import StoreCalls
+from common.cache.kvstore_view import LEADER, StoreView
 from common.cache.kvstore_wire import name_of
 from common.cache.l3 import BlockKey
-from common.rpc.registry import WorkerRecord
+from common.rpc.registry import STORE, RegistryLock, RegistryReader, WorkerRecord
 from common.rpc.server import RpcServer
 from common.transport.select import TransportConfig, TransportSet, host_id, make_drivers
 from pando.v1 import kvstore_pb2, kvstore_pb2_grpc
 from services.kvstore.catalog import Catalog
 from services.kvstore.config import KvStoreConfig, KvStoreSettings, split_list
+from services.kvstore.directory import Directory
 from services.kvstore.holdings import Holdings
+from services.kvstore.hotness import Hotness
 from services.kvstore.intake import Intake, Pulling
+from services.kvstore.leadership import Leadership, LockTimes
 from services.kvstore.leases import LeaseBook
 from services.kvstore.log_shell import LogShell
+from services.kvstore.master import Master, MasterParts
 from services.kvstore.metrics import NodeMetrics, StatsCollector
 from services.kvstore.node import Node
 from services.kvstore.objects import Limits, Objects
+from services.kvstore.replicas import Copier
 from services.kvstore.service import Here, KvStoreServicer, NodeParts
 from services.kvstore.ssd_log import SsdLog
 from services.kvstore.terms import Terms
 
 LEASE_ID_STEP = 1 << 20
+LOCK = "kvstore-leader"
 
 
 class StoreProcess:
@@ -66,6 +74,7 @@ class StoreProcess:
         """
         config = settings.kvstore
         self.config = config
+        self._registry = settings.registry
         self.timeouts = settings.timeouts.scaled()
         self.node_id = node_id
         self.incarnation = new_incarnation()
@@ -80,6 +89,7 @@ class StoreProcess:
         self.host_id = host_id()
         self.transports = TransportSet(make_drivers(drivers, self.host_id, self.incarnation))
         self.parts = self._make_node(config) if "node" in self.roles else None
+        self.master: Master | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.failed = False
         StatsCollector(self.gauges, self.registry)
@@ -96,7 +106,10 @@ class StoreProcess:
             if self.parts.holdings.log is not None:
                 self._spawn(self.parts.holdings.log.run(self.parts.holdings.settle))
         here = Here(self.node_id, self.incarnation, self.host_id, self.roles, segment, self.transports.endpoints())
-        servicer = KvStoreServicer(here, self.parts, None, self.stats)
+        if "master" in self.roles and self._registry.url:
+            self.master = self._make_master(address)
+            self._spawn(self.master.run())
+        servicer = KvStoreServicer(here, self.parts, self.master, self.stats)
         kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server(servicer, server.grpc)
 
     async def flush(self) -> None:
@@ -115,6 +128,8 @@ class StoreProcess:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.master is not None:
+            await self.master.close()
         await self.transports.close()
         if self.parts is None:
             return
@@ -124,10 +139,9 @@ class StoreProcess:
         self.parts.holdings.arena.close()
 
     def record(self, address: str, metrics_address: str) -> WorkerRecord:
-        """The entry of this process in the registry."""
-        return WorkerRecord(
-            self.node_id, self.incarnation, address, self.roles, os.getpid(), metrics_address=metrics_address
-        )
+        """The entry of this process in the registry; called on the heartbeat's thread."""
+        roles = [*self.roles, LEADER] if self.master is not None and self.master.leading else self.roles
+        return WorkerRecord(self.node_id, self.incarnation, address, roles, os.getpid(), metrics_address)
 
     def facts(self) -> dict[str, object]:
         """For the ready line."""
@@ -159,6 +173,11 @@ class StoreProcess:
             message.disk_capacity_bytes = self.config.ssd_size if holdings.log is not None else 0
             message.unwritten_bytes, message.staged_bytes = objects.unwritten_bytes, objects.staged_bytes
             message.num_leases = len(holdings.leases)
+        if self.master is not None:
+            message.leading, message.complete = self.master.leading, self.master.complete
+            message.directory_nodes = self.master.directory.num_nodes
+            message.directory_objects = len(self.master.directory)
+            message.term = max(message.term, self.master.term)
         return message
 
     def gauges(self) -> dict[str, float]:
@@ -211,6 +230,27 @@ class StoreProcess:
             Catalog(holdings),
             Terms(config.ssd_path),
         )
+
+    def _make_master(self, address: str) -> Master:
+        config, registry, timeouts = self.config, self._registry, self.timeouts
+        calls = StoreCalls(timeouts, StoreView(), self._clock)
+        owner = f"{self.node_id}/{self.incarnation}"
+        times = LockTimes(config.lock_ttl_s, config.lock_ttl_s / 8, config.lock_ttl_s / 8)
+        parts = MasterParts(
+            node_id=self.node_id,
+            address=address,
+            leadership=Leadership(times),
+            directory=Directory(),
+            hotness=Hotness(config.hot_lookups),
+            reader=RegistryReader(registry.url, registry.cluster, timeouts.ping_s, STORE),
+            lock=RegistryLock(
+                registry.url, registry.cluster, LOCK, owner, ttl_s=config.lock_ttl_s, timeout_s=config.lock_ttl_s / 4
+            ),
+            calls=calls,
+            copier=Copier(calls, owner, self.metrics, self._clock) if config.max_replicas > 1 else None,
+            max_replicas=config.max_replicas,
+        )
+        return Master(parts, self.metrics, self._clock, self._log)
 
     def _open_log(self, config: KvStoreConfig) -> SsdLog | None:
         if config.ssd_path is None:

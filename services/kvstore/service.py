@@ -46,7 +46,10 @@ class Leader(Protocol):
         """Per name another node that holds it."""
 
     def place(self, names: Sequence[bytes], num_bytes: int, host_id: str) -> tuple[list[bool], list[Candidate]]:
-        """Per name whether some node has it; where the others should go, best first."""
+        """Per name whether some node has it; where the others should go, best first. Raises Unavailable."""
+
+    def saw(self, names: Sequence[bytes]) -> None:
+        """Names were looked up by a client."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -100,6 +103,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
             self._add_found(response, states, await self._timed("lookup", lookup))
             response.term = self._parts.terms.term
         if self._leader is not None and self._leader.leading:
+            self._leader.saw(names)
             self._add_elsewhere(response, states, names, request)
         response.states = bytes(states)
         return response

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import socket
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from common.base.config import RegistryConfig
 from common.base.logging import get_logger
 from common.cache.kvstore_backend import KvStoreBackend, KvStoreConfig
+from common.rpc.registry import STORE, Heartbeat
 from common.rpc.server import RpcServer
 from services.kvstore.config import KvStoreSettings
 from services.kvstore.process import StoreProcess
@@ -17,6 +19,7 @@ from services.kvstore.service import SERVICE_NAME
 from tests.support.l3_contract import CAPACITY_BYTES
 
 DRIVERS = ("shm", "tcp")
+CLUSTER = "kvstore-test"
 
 
 class StoreRig:
@@ -37,6 +40,13 @@ class StoreRig:
         return await open_client(self.address, **settings)
 
 
+async def open_registered(url: str, drivers: tuple[str, ...] = DRIVERS, cluster: str = CLUSTER) -> KvStoreBackend:
+    """A started client that finds the store's processes in a registry."""
+    backend = KvStoreBackend(KvStoreConfig(registry_url=url, cluster=cluster, drivers=drivers))
+    await backend.start()
+    return backend
+
+
 async def open_client(*addresses: str, drivers: tuple[str, ...] = DRIVERS, **settings: Any) -> KvStoreBackend:
     """A started client of some processes."""
     backend = KvStoreBackend(KvStoreConfig(addresses=addresses, drivers=drivers, **settings))
@@ -44,9 +54,9 @@ async def open_client(*addresses: str, drivers: tuple[str, ...] = DRIVERS, **set
     return backend
 
 
-def settings_of(drivers: tuple[str, ...] = DRIVERS, **fields: Any) -> KvStoreSettings:
+def settings_of(drivers: tuple[str, ...] = DRIVERS, registry_url: str = "", **fields: Any) -> KvStoreSettings:
     """Settings of a small node. Sizes below the limits of the flags are allowed here."""
-    settings = KvStoreSettings()
+    settings = KvStoreSettings(registry=RegistryConfig(url=registry_url, cluster=CLUSTER))
     given = {"segment_size": CAPACITY_BYTES, "page_size": 512, "transport": ",".join(drivers), **fields}
     return settings.model_copy(update={"kvstore": settings.kvstore.model_copy(update=given)})
 
@@ -57,6 +67,7 @@ async def running_store(
 ) -> AsyncIterator[StoreRig]:
     """A process with the role node; stopped, flushed and checked at the end."""
     failures: list[str] = []
+    heartbeat: Heartbeat | None = None
     settings = settings_of(drivers, ssd_path=ssd, **fields)
     process = StoreProcess(settings, node_id, get_logger(), lambda: failures.append("a task died"))
     server = RpcServer(process.timeouts, [SERVICE_NAME])
@@ -64,8 +75,20 @@ async def running_store(
     try:
         await process.start(server, address)
         await server.start()
+        if settings.registry.url:
+            heartbeat = Heartbeat(
+                settings.registry.url,
+                CLUSTER,
+                lambda: process.record(address, ""),
+                interval_s=0.1,
+                ttl_s=2.5,
+                kind=STORE,
+            )
+            heartbeat.start()
         yield StoreRig(process, server, address)
     finally:
+        if heartbeat is not None:
+            await asyncio.to_thread(heartbeat.close)
         await server.stop(0.5)
         await process.flush()
         await process.close()
@@ -83,10 +106,3 @@ def check_conserved(process: StoreProcess) -> None:
     assert all(one.pins == 0 for one in resident)
     used = sum(one.run.num_pages for one in resident if one.run is not None)
     assert used + arena.num_free_pages == arena.num_pages
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

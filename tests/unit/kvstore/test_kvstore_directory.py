@@ -31,7 +31,9 @@ def test_knows_all_holders(directory: Directory) -> None:
 
 
 def test_is_complete_only_with_every_expected_inventory(directory: Directory) -> None:
-    assert directory.complete
+    assert directory.complete and not Directory().complete
+    directory.expect(None)
+    assert not directory.complete
     directory.expect(["n1", "n2", "n3"])
     assert not directory.complete
     directory.begin("n3")

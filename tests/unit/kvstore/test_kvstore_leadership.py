@@ -40,7 +40,8 @@ def kinds(actions: list[Action]) -> list[type]:
 
 def test_leads_with_a_term_above_all_others() -> None:
     leadership = led()
-    assert leadership.leading and leadership.term == 5
+    assert leadership.leads(10.3) and leadership.term == 5
+    assert not leadership.leads(11.8), "whatever it was told so far"
 
 
 def test_asks_once_at_a_time_and_not_too_often() -> None:
@@ -60,7 +61,7 @@ def test_renewing_keeps_the_term() -> None:
         now_s = 10.0 + step
         assert leadership.handle(Ticked(), now_s) == [AskLock()]
         assert leadership.handle(LockAnswered(True, now_s), now_s + 0.4) == []
-    assert leadership.leading and leadership.term == 5
+    assert leadership.leads(29.5) and leadership.term == 5
 
 
 @pytest.mark.parametrize("held", [None, "never"])
@@ -109,7 +110,7 @@ def test_refused_by_a_node_it_frees_the_lock_and_comes_back_with_a_higher_term()
 
 def test_an_old_refusal_changes_nothing() -> None:
     leadership = led(10.0, highest=4)
-    assert leadership.handle(Refused(3), 10.3) == [] and leadership.leading
+    assert leadership.handle(Refused(3), 10.3) == [] and leadership.leads(10.3)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -141,11 +142,11 @@ def test_of_many_contenders_no_two_lead_one_node(seed: int) -> None:
                     lock = None if lock and lock[0] == who else lock
                 case _:
                     pass
-        if contenders[who].leading:  # it calls the node
+        if contenders[who].leads(now_s):  # it calls the node
             term = contenders[who].term
             if term > persisted:
                 persisted, leader = term, who
             elif term < persisted or leader != who:
                 contenders[who].handle(Refused(persisted), now_s)
-                assert not contenders[who].leading
+                assert not contenders[who].leads(now_s)
     assert persisted > 3
