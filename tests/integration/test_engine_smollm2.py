@@ -10,7 +10,7 @@ import transformers
 from tokenizers import Tokenizer
 
 from common.engine.loader import EngineConfig, load_runner
-from tests.support.engine_steps import forward_logits
+from tests.support.engine_steps import forward_logits, run_step, sampled_step
 
 MODEL = Path("models/SmolLM2-135M-Instruct")
 TEXTS = [
@@ -43,3 +43,21 @@ def test_logits_equal_transformers(reference: transformers.PreTrainedModel, back
         best = expected.topk(2).values
         decided = best[:, 0] - best[:, 1] > 1e-3
         assert torch.equal(logits.argmax(-1)[decided], expected.argmax(-1)[decided])
+
+
+def test_int8_kv_has_the_same_bits_in_any_chunks_and_blocks() -> None:
+    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    ids = [i for text in TEXTS for i in tokenizer.encode(text).ids][:70]
+
+    def last_digest(block_size: int, chunk: int) -> bytes | None:
+        config = EngineConfig(MODEL, "auto", "int8", block_size=block_size, num_threads=2)
+        runner = load_runner(config)
+        blocks = -(-len(ids) // block_size)
+        runner.attach_pool(memoryview(bytearray(b"\xff") * (blocks * runner.layout.block_bytes)), blocks)
+        for start in range(0, len(ids), chunk):
+            result = run_step(runner, sampled_step("r", ids[start : start + chunk], start, range(blocks)))
+        return result.sampled["r"].digest
+
+    cold = last_digest(16, 1)
+    assert cold is not None
+    assert {last_digest(16, 70), last_digest(64, 33), last_digest(1, 64)} == {cold}
