@@ -44,7 +44,7 @@ class Plan:
 
     model: Path
     threads: int = 1
-    rounds: int = 2
+    rounds: int = 1
     shape: Shape = field(default_factory=Shape)
     restart_tokens: int = 320
     prompts: int = 12
@@ -255,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=Path("models/SmolLM2-135M-Instruct"))
     parser.add_argument("--threads", type=int, default=1, help="compute threads of each worker")
-    parser.add_argument("--rounds", type=int, default=2, help="rounds of fresh conversations in worth and split")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds of fresh conversations in worth and split")
     parser.add_argument("--quick", action="store_true", help="one small round, L3 frozen for 10 s: to see that it runs")
     parser.add_argument("--only", default=",".join(CASES), help="comma list of " + ", ".join(CASES))
     parser.add_argument("--json", type=Path, default=Path("bench/results/tiers.json"))
