@@ -195,8 +195,10 @@ class FileStore:
                 if not self._census.claim(num_bytes):
                     return PutState.NO_SPACE
                 stored = self._write_claimed(job, block, shard, name)
-            if not stored or before is not None:
-                self._census.release(num_bytes if before is None else before)
+            if not stored:
+                self._census.release(num_bytes)
+            elif before is not None:
+                self._census.release(before)
         except OSError as error:
             get_logger().warning("a block cannot be written to the L3 folder", folder=self._root, error=str(error))
             return PutState.NO_SPACE if error.errno in _FULL else PutState.ERROR

@@ -134,6 +134,9 @@ class L3(Protocol):
     async def put(self, blocks: Sequence[tuple[BlockKey, memoryview]], deadline_s: float) -> list[PutState]:
         """Store blocks; idempotent. Payloads are contiguous and must not change until this returns."""
 
+    async def discard(self, keys: Sequence[BlockKey]) -> None:
+        """Forget blocks whose bytes are as they were put but cannot be right. Best effort, no answer."""
+
     async def remove_namespace(self, namespace: bytes) -> int:
         """Remove every block of a namespace; returns how many went. Leased ones stay readable.
 

@@ -6,8 +6,9 @@
        └─ the request is passed over by the scheduler until the KV is here, or waiting costs more than it may
 
 Invariants: what is not verified is never indexed; a request waits for a bounded time, and for a store that has told
-nothing yet at most a small share of what computing would take; blocks on the way are bounded; a request that is
-admitted, or gone, stops its prefetch after the running batch. A fault of the store is a miss.
+nothing yet at most a small share of what computing would take; blocks on the way are bounded, and a block that one
+request brings is not read for another; a request that is admitted, or gone, stops its prefetch after the running batch.
+A fault of the store is a miss.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from common.cache.tiers import Tiers
 from common.sched.request import Request, Status
 
 NAMES_PER_LOOKUP = 128
+BATCHES_AT_ONCE = 4
+"""A store lends so many batches to one worker at a time; leases are dear (open files, memory of a node)."""
 MAX_TAKEN_RATIO = 0.5
 """Most blocks that all running reads hold, as a share of those that the tier could give without them."""
 ORIGIN = "l3"
@@ -53,13 +56,22 @@ class PrefetchCounters:
 
 @dataclass(slots=True)
 class _Job:
-    """A prefetch. `found` is set once the store has said how much of the first batch it has."""
+    """A prefetch.
+
+    Attributes:
+        request, hashes, first: for whom, and which blocks: those of the path from `first` on.
+        ahead: an earlier prefetch that brings the first of them already.
+        num_found, found: how many blocks the store has said it has; set with the first answer that is above 0.
+        ended: set when it is over.
+    """
 
     request: Request
     hashes: Sequence[bytes]
     first: int
+    ahead: _Job | None = None
     num_found: int = 0
     found: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def wanted(self) -> bool:
@@ -102,6 +114,8 @@ class Prefetcher:
         self._on_present = on_present
         self._num_coming = 0
         self._num_taken = 0
+        self._coming: dict[bytes, _Job] = {}
+        self._batches = asyncio.Semaphore(BATCHES_AT_ONCE)
         self._jobs: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -121,7 +135,9 @@ class Prefetcher:
             self.counters.skipped += 1
             return
         self._num_coming += num_missing
-        job = _Job(request, hashes, first)
+        job = _Job(request, hashes, first, ahead=self._coming.get(hashes[first]))
+        for name in hashes[first:]:
+            self._coming.setdefault(name, job)
         request.awaits_kv = self.config.policy is not PrefetchPolicy.BEST_EFFORT
         task = asyncio.create_task(self._run(job), name=f"prefetch-{request.request_id}")
         self._jobs.add(task)
@@ -148,6 +164,10 @@ class Prefetcher:
             get_logger().error("prefetch failed", request_id=job.request.request_id, exc_info=error)
         finally:
             self._num_coming -= len(job.hashes) - job.first
+            for name in job.hashes[job.first :]:
+                if self._coming.get(name) is job:
+                    del self._coming[name]
+            job.ended.set()
             self._let_go(job)
 
     def _let_go(self, job: _Job) -> None:
@@ -166,14 +186,16 @@ class Prefetcher:
         longest_s = config.timeout_base_s + config.timeout_per_1k_tokens_s * num_tokens / 1000
         speed = self._prefill_tokens_per_s()
         patience_s = min(longest_s, config.patience_ratio * num_tokens / speed) if speed else longest_s
-        finding = asyncio.create_task(job.found.wait())
+        finder = job.ahead or job
+        finding = asyncio.create_task(finder.found.wait())
         try:
             await asyncio.wait((fetching, finding), timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             finding.cancel()
         found_s = monotonic()
-        while job.found.is_set() and not fetching.done():  # what the next batches find prolongs it
-            longest_s = config.timeout_base_s + config.timeout_per_1k_tokens_s * job.num_found * size / 1000
+        while finder.found.is_set() and not fetching.done():  # what the next batches find prolongs it
+            num_found = max(finder.num_found, job.num_found)
+            longest_s = config.timeout_base_s + config.timeout_per_1k_tokens_s * num_found * size / 1000
             left_s = found_s + longest_s - monotonic()
             if left_s <= 0:
                 return False
@@ -182,9 +204,13 @@ class Prefetcher:
 
     async def _fetch(self, job: _Job) -> None:
         end = job.first
+        if job.ahead is not None:  # what it brings need not be read twice
+            await job.ahead.ended.wait()
+            end = max(end, self._tiers.match(job.hashes))
         while end < len(job.hashes) and job.wanted and not self._closed:
             stop = min(end + NAMES_PER_LOOKUP, len(job.hashes))
-            landed = await self._fetch_batch(job, end, stop)
+            async with self._batches:
+                landed = await self._fetch_batch(job, end, stop)
             end += landed
             self.counters.fetched += landed
             if end < stop:

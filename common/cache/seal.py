@@ -41,6 +41,7 @@ from common.transport.tag import Tagger
 
 _T = TypeVar("_T")
 _GRACE_S = 0.05
+DISCARD_S = 1.0
 _REMEMBERED = frozenset({State.CORRUPT, State.ERROR, State.EXPIRED})
 
 
@@ -145,6 +146,10 @@ class SealedL3:
                 self._failed.forget(key)
         return states
 
+    async def discard(self, keys: Sequence[BlockKey]) -> None:
+        """See `L3.discard`."""
+        await _within(DISCARD_S, self._backend.discard([self._sealer.stored(key) for key in keys]))
+
     async def remove_namespace(self, namespace: bytes) -> int:
         """See `L3.remove_namespace`."""
         return await self._backend.remove_namespace(self._sealer.space(namespace))
@@ -189,7 +194,7 @@ class SealedL3:
             self._on_damage(found)
             get_logger().warning("a block of L3 is damaged", backend=self.name, how=found.value)
         if damage:
-            await _within(1.0, self._backend.discard([self._sealer.stored(keys[number]) for number in damage]))
+            await self.discard([keys[number] for number in damage])
 
     def _report(self, breaker: Breaker, answered: bool) -> None:
         if answered:

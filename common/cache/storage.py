@@ -11,11 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from common.cache.archive import Archive
+from common.cache.background import Background
 from common.cache.config import ArchiveConfig, PrefetchConfig
-from common.cache.l3 import L3
+from common.cache.l3 import L3, BlockKey
 from common.cache.prefetch import Prefetcher
 from common.cache.tiers import Tiers
 from common.sched.request import Request
+
+MAX_PENDING_DISCARDS = 256
 
 
 @dataclass(slots=True, frozen=True)
@@ -47,6 +50,7 @@ class Storage:
         self.namespace = namespace
         self.l3 = l3
         self._tiers = tiers
+        self._discards: Background[list[BlockKey]] = Background("discard", l3.discard, MAX_PENDING_DISCARDS)
         self.archive = Archive(tiers, l3, namespace, config.archive)
         self.prefetcher = Prefetcher(
             tiers,
@@ -67,9 +71,19 @@ class Storage:
         self.archive.offer(path)
 
     def offer_all(self) -> None:
-        """Offer every path of the lowest tier."""
-        for path in paths(self._tiers.lowest.cache.snapshot()):
-            self.archive.offer(path)
+        """Offer every path of the lowest tier that the write policy would have brought there."""
+        tiers = self._tiers
+        for path in paths(tiers.lowest.cache.snapshot()):
+            if tiers.l2 is None:
+                tiers.touched(path, 0)
+            else:
+                self.archive.offer(path)
+
+    def discard(self, path: Sequence[bytes]) -> None:
+        """The KV of a path may be damaged: it goes from the store too, behind whatever goes on."""
+        for name in path:
+            self.archive.missing(name)
+        self._discards.put([BlockKey(self.namespace, name) for name in path])
 
     async def remove_namespace(self, namespace: bytes) -> int:
         """Remove all blocks of a namespace from the store; this worker's own are written anew when they come up again.
@@ -86,6 +100,7 @@ class Storage:
         """Wait until nothing is on the way in either direction."""
         await self.prefetcher.drained()
         await self.archive.drained()
+        await self._discards.drained()
 
     async def close(self, flush_s: float) -> None:
         """End: what waits to be written gets `flush_s` seconds, then is forgotten."""
@@ -94,6 +109,7 @@ class Storage:
         await asyncio.wait((writing,), timeout=flush_s)
         writing.cancel()
         await self.archive.close()
+        await self._discards.close()
         await self.l3.close()
 
 

@@ -85,10 +85,12 @@ class Hooks:
     Attributes:
         on_change: an index changed outside of the scheduler's calls.
         on_stored: a path has reached the lowest tier of this worker, L2 or, without one, L1.
+        on_distrusted: the KV of a path may be damaged; L1 and L2 have forgotten it.
     """
 
     on_change: Callable[[], None] = lambda: None
     on_stored: Callable[[Sequence[bytes]], None] = lambda path: None
+    on_distrusted: Callable[[Sequence[bytes]], None] = lambda path: None
 
 
 class Tiers:
@@ -165,10 +167,11 @@ class Tiers:
         if self.l2 is not None and self.policies.write is not WritePolicy.WRITE_BACK:
             self._copy_down(hashes, blocks)
 
-    def distrust(self, block_hash: bytes) -> None:
-        """See `LowerTiers.distrust`; what L3 has of it stays there."""
+    def distrust(self, hashes: Sequence[bytes]) -> None:
+        """See `LowerTiers.distrust`."""
         if self.l2 is not None:
-            self.l2.cache.forget(block_hash)
+            self.l2.cache.forget(hashes[0])
+        self.hooks.on_distrusted(hashes)
 
     async def load(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy L2 blocks into L1 blocks; the caller holds both until this is over. Then nothing is written any more.

@@ -16,6 +16,7 @@ bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -45,6 +46,7 @@ class BlockPool:
         self.num_held = 0
         self._references = [0] * num_blocks
         self._in_index = [False] * num_blocks
+        self._distrusted: set[int] = set()
         self._generations: Generations = [0] * num_blocks if generations is None else generations
         assert len(self._generations) == num_blocks, f"{len(self._generations)} generations"
         self._free = list(range(num_blocks - 1, -1, -1))
@@ -87,6 +89,17 @@ class BlockPool:
         else:
             self._set_free(block)
         return True
+
+    def distrust(self, block: int) -> None:
+        """Note that the bytes of a block must not be indexed any more, whoever holds it; forgotten when it is free."""
+        if self._references[block] > 0:
+            self._distrusted.add(block)
+
+    def num_trusted(self, blocks: Sequence[int]) -> int:
+        """Number of leading blocks that may be indexed."""
+        if not self._distrusted:
+            return len(blocks)
+        return next((i for i, block in enumerate(blocks) if block in self._distrusted), len(blocks))
 
     def cache(self, block: int) -> None:
         """Note that the index has the held block: it outlives its references."""
@@ -131,4 +144,5 @@ class BlockPool:
 
     def _set_free(self, block: int) -> None:
         self._generations[block] += 1
+        self._distrusted.discard(block)
         self._free.append(block)

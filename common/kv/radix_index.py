@@ -113,8 +113,10 @@ class RadixIndex:
         """Add the entries of one path, given from its first block on; the blocks of new entries must be held.
 
         Entries that exist keep their block: two requests that computed one prefix at the same time leave one entry.
+        The path ends before the first block that was forgotten while somebody held it.
         """
         assert len(hashes) == len(blocks), f"{len(hashes)} hashes for {len(blocks)} blocks"
+        hashes = hashes[: self._pool.num_trusted(blocks)]
         known = self.match(hashes)
         if known:
             self._prefer(self._block_of[hashes[known - 1]], priority)
@@ -169,7 +171,10 @@ class RadixIndex:
         return self._drop_leaves(self.num_evictable, None)
 
     def forget(self, block_hash: bytes) -> None:
-        """Drop an entry and all that follow it, held or not; held blocks stay with their holders, now unindexed."""
+        """Drop an entry and all that follow it, held or not.
+
+        Held blocks stay with their holders, and no `insert` takes them in again.
+        """
         block = self._block_of.get(block_hash)
         if block is None:
             return
@@ -180,6 +185,8 @@ class RadixIndex:
         for below in reversed(list(node.walk())):
             below.last_held = -1
             self._settle(below)
+            for held in below.blocks:
+                self._pool.distrust(held)
             self._drop_tail(below, len(below.blocks))
 
     def set_policy(self, policy: EvictionPolicy) -> None:

@@ -94,7 +94,7 @@ class BlockTables:
         """Take the request's whole path out of the indexes: its KV may be damaged."""
         if request.chain.hashes:
             self._cache.forget(request.chain.hashes[0])
-            self._lower.distrust(request.chain.hashes[0])
+            self._lower.distrust(request.chain.hashes)
 
     def close(self, request: Request) -> None:
         """Give all blocks of a request back; nothing is computed then."""

@@ -47,8 +47,8 @@ class LowerTiers(Protocol):
     def park(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
         """The request of these blocks loses them: keep a copy, made before this returns."""
 
-    def distrust(self, block_hash: bytes) -> None:
-        """L1 has forgotten a block and all that build on it, since their KV may be damaged: so must its copies be."""
+    def distrust(self, hashes: Sequence[bytes]) -> None:
+        """L1 has forgotten the first block of a path and all that build on it, since their KV may be damaged."""
 
 
 class NothingBelow:
@@ -68,5 +68,5 @@ class NothingBelow:
     def park(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
         """There is no place for a copy."""
 
-    def distrust(self, block_hash: bytes) -> None:
+    def distrust(self, hashes: Sequence[bytes]) -> None:
         """There is no copy."""

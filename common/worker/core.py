@@ -83,6 +83,7 @@ class WorkerCore:
         self._quiet.set()
         tiers.hooks.on_change = self._on_change
         tiers.hooks.on_stored = self._on_stored
+        tiers.hooks.on_distrusted = self._on_distrusted
 
     def runs(self, request: Request) -> bool:
         """Whether the request was submitted and has not ended."""
@@ -288,6 +289,10 @@ class WorkerCore:
     def _on_stored(self, path: Sequence[bytes]) -> None:
         if self.storage is not None:
             self.storage.offer(path)
+
+    def _on_distrusted(self, path: Sequence[bytes]) -> None:
+        if self.storage is not None:
+            self.storage.discard(path)
 
     async def _step(self, plan: StepPlan) -> StepResult:
         try:

@@ -227,3 +227,21 @@ def test_a_cache_that_evicts_must_not_be_changed() -> None:
     witness.during = lambda: None
     assert cache.allocate(1) is not None, "and it goes on afterwards"
     assert len(witness.calls) == len(changes) + 1
+
+
+def test_what_was_forgotten_while_it_was_held_is_not_indexed_again() -> None:
+    """Whoever shares the path goes on computing with these blocks, and would offer them with every further one."""
+    cache = BlockCache(8)
+    hashes = [bytes([number]) * 32 for number in range(4)]
+    blocks = cache.allocate(3) or []
+    cache.insert(hashes[:3], blocks)
+    cache.forget(hashes[1])
+    more = cache.allocate(1) or []
+    cache.insert(hashes, blocks + more)
+    assert cache.match(hashes) == 1
+    cache.check()
+    cache.release(blocks + more)
+    again = cache.allocate(4) or []
+    cache.insert(hashes, again)
+    assert cache.match(hashes) == 4, "other bytes, other trust"
+    cache.check()

@@ -307,3 +307,57 @@ async def test_a_store_that_is_closed_is_written_no_further_than_the_running_bat
         rig.core.storage = None
         await storage.close(0.0)
         assert storage.archive.counters.stored <= 1
+
+
+@pytest.mark.parametrize("l2_blocks", [0, 64])
+async def test_what_one_request_brings_is_not_read_for_another(shelf: Shelf, l2_blocks: int) -> None:
+    async with running_core(64, l2_blocks=l2_blocks) as rig:
+        storage = rig.attach(faulty(shelf, Failpoints(), read="delay(0.05)"))
+        await rig.run("a", prompt_of(1))
+        rig.flush()
+        requests = [make_request(f"r{number}", prompt_of(1), max_tokens=2) for number in range(6)]
+        listeners = [Listener() for _ in requests]
+        for request, listener in zip(requests, listeners, strict=True):
+            rig.core.add(request, listener)
+        for listener in listeners:
+            await listener.wait()
+        await rig.settle()
+        assert storage.prefetcher.counters.answers["hit"] == storage.prefetcher.counters.fetched == 5
+        assert all(sum(request.num_cached_tokens.values()) == 20 for request in requests)
+
+
+async def test_who_waits_for_another_goes_on_when_that_one_leaves(shelf: Shelf) -> None:
+    async with running_core(64) as rig:
+        failpoints = Failpoints()
+        storage = rig.attach(faulty(shelf, failpoints))
+        await rig.run("a", prompt_of(1))
+        rig.flush()
+        failpoints.arm("l3.lookup", "delay(0.05)")
+        first, second = make_request("first", prompt_of(1)), make_request("second", prompt_of(1), max_tokens=2)
+        listener = Listener()
+        rig.core.add(first, Listener())
+        rig.core.add(second, listener)
+        await rig.tick()
+        rig.core.drop(first)
+        await listener.wait()
+        assert second.num_cached_tokens == {"l3": 20}
+        assert storage.prefetcher.num_jobs == 0
+
+
+@pytest.mark.parametrize("l2_blocks", [0, 64])
+async def test_kv_that_made_a_request_fail_leaves_the_store_too(shelf: Shelf, l2_blocks: int) -> None:
+    async with running_core(64, l2_blocks=l2_blocks) as rig:
+        rig.attach(MemoryStore(shelf))
+        await rig.run("a", prompt_of(1))
+        await rig.run("other", prompt_of(9))
+        assert len(shelf.objects) == 12
+        rig.engine.fail = ["b"]
+        listener = Listener()
+        rig.core.add(make_request("b", prompt_of(1)), listener)
+        await listener.wait()
+        assert listener.errors
+        await rig.settle()
+        rig.flush()
+        assert (await rig.run("c", prompt_of(1))).num_cached_tokens == {}
+        rig.flush()
+        assert (await rig.run("d", prompt_of(1))).num_cached_tokens == {"l3": 20}, "computed anew, it is stored anew"
