@@ -1,4 +1,4 @@
-"""Runs a command where nobody else is: `unshare --map-root-user --net python -m tests.support.lonely_net COMMAND...`.
+"""Runs a command where nobody else is, as `[*LONELY, "command", ...]`.
 
 For programs that listen on every interface. A new network namespace has only a loopback device, which is down.
 """
@@ -12,8 +12,11 @@ import struct
 import sys
 
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1
-LONELY = ("unshare", "--map-root-user", "--net", sys.executable, "-m", "tests.support.lonely_net")
-"""Put it before a command; run it in the root of the repository."""
+LONELY = (
+    *("unshare", "--map-root-user", "--net", "--pid", "--fork", "--kill-child"),
+    *(sys.executable, "-m", "tests.support.lonely_net"),
+)
+"""Put it before a command, and run that in the root of the repository. All that it started ends with it."""
 
 
 def main() -> None:
