@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from pando.cli import admin, launch, model
+from pando.cli import admin, launch, model, store
 from pando.cli.errors import CliError
 
 DEFAULT_MODEL = Path("models/SmolLM2-135M-Instruct")
@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 app.add_typer(model.app, name="model")
 app.add_typer(admin.app, name="admin")
+app.add_typer(store.app, name="store")
 app.command("launch", context_settings=_PASS_THROUGH)(launch.launch_command)
 
 
