@@ -41,9 +41,7 @@ class RouterConfig(Section):
         "clamp", description="max_tokens beyond the context: clamp cuts it to what is left, strict refuses the request"
     )
     tokenizer_threads: int = Field(2, ge=1, description="threads that render and tokenise prompts")
-    grammar_trial_s: float = Field(
-        0.7, gt=0, le=10, description="CPU seconds that a new grammar may take in its trial"
-    )
+    grammar_trial_s: float = Field(0.7, gt=0, le=10, description="CPU seconds that a new grammar may take in its trial")
     inline_prompt_chars: int = Field(
         256, ge=0, description="prompts up to this length are tokenised on the event loop; longer ones in a thread"
     )
