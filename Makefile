@@ -1,7 +1,7 @@
 # Every task of the repository. `make help` lists them; CI calls the same targets.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup protos protos-check protos-released fmt lint test e2e chaos bench up down status clean
+.PHONY: help setup protos protos-check protos-released fmt lint test e2e chaos clients bench up down status clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,6 +18,9 @@ TORCH_ARGS ?=
 UP ?=
 # More flags for the test targets, e.g. PYTEST="-k radix -x".
 PYTEST ?=
+# Of `make clients`: which tours, and against which gateway; empty: all, and a cluster of their own.
+CLIENTS ?=
+URL ?=
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +88,9 @@ e2e: setup ## only the tests against a whole cluster
 chaos: setup ## kill, freeze and cut processes under load
 	@$(PY) -m pytest tests -q -m chaos $(PYTEST)
 
+clients: setup ## drive unchanged OpenAI clients through scripted tours; CLIENTS="litellm ..." picks some, URL= a gateway
+	@$(PY) -m tests.clients.run $(if $(URL),--url $(URL)) $(CLIENTS)
+
 bench: setup ## engine ratios, transports, a serving run; writes bench/results/
 	@tools/bench $(BIN) $(MODEL)
 
@@ -98,5 +104,5 @@ status: ## what runs
 	@if [ -x $(BIN)/pando ]; then $(BIN)/pando status; else echo "nothing is set up here"; fi
 
 clean: down ## stop, then delete the virtual environment, run folder, caches (not models/)
-	rm -rf $(VENV) $(PROTOC) run build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf $(VENV) $(PROTOC) .venv-clients run build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
