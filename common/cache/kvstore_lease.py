@@ -72,6 +72,12 @@ class Board:
         """Fold in what one node said about some keys; ELSEWHERE changes nothing."""
         if part is not None:
             self.parts.append(part)
+        elif Lookup.ERROR not in states:
+            return
+        if part is not None and not self._hits and states.count(Lookup.HIT) == len(self.states):
+            self._hits = {index: (part, number) for number, index in enumerate(indices)}
+            self.states = [State.HIT] * len(self.states)
+            return
         number = 0
         for index, code in zip(indices, states, strict=True):
             if code == Lookup.HIT and part is not None:

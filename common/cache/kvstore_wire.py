@@ -76,7 +76,17 @@ def prefix_of(namespace: bytes) -> bytes:
 
 def pack_keys(keys: Sequence[BlockKey]) -> list[kvstore_pb2.KeyRun]:
     """Keys as runs, in order."""
-    return pack_names([name_of(key) for key in keys])
+    runs: list[kvstore_pb2.KeyRun] = []
+    kind: tuple[bytes, int, int] | None = None
+    hashes: list[bytes] = []
+    for key in keys:
+        this = (key.namespace, key.part, len(key.prefix_hash))
+        if this != kind:
+            _close_run(runs, kind, hashes)
+            kind, hashes = this, []
+        hashes.append(key.prefix_hash)
+    _close_run(runs, kind, hashes)
+    return runs
 
 
 def pack_names(names: Iterable[bytes]) -> list[kvstore_pb2.KeyRun]:
@@ -86,10 +96,10 @@ def pack_names(names: Iterable[bytes]) -> list[kvstore_pb2.KeyRun]:
     for name in names:
         end = 1 + _PART_BYTES + name[0]
         if len(name) != num_bytes or not name.startswith(head):
-            _close_run(runs, head, hashes)
+            _close_run(runs, _kind(head, num_bytes), hashes)
             head, num_bytes, hashes = name[:end], len(name), []
         hashes.append(name[end:])
-    _close_run(runs, head, hashes)
+    _close_run(runs, _kind(head, num_bytes), hashes)
     return runs
 
 
@@ -149,13 +159,18 @@ def _head(namespace: bytes, part: int) -> bytes:
     return bytes((len(namespace),)) + namespace + part.to_bytes(_PART_BYTES, "little")
 
 
-def _close_run(runs: list[kvstore_pb2.KeyRun], head: bytes, hashes: list[bytes]) -> None:
-    if hashes:
-        key = key_of(head)
-        run = kvstore_pb2.KeyRun(
-            namespace=key.namespace, part=key.part, hash_bytes=len(hashes[0]), hashes=b"".join(hashes)
-        )
-        runs.append(run)
+def _kind(head: bytes, num_bytes: int) -> tuple[bytes, int, int] | None:
+    """Namespace, part and length of the hash of names that begin with `head`; None for an empty one."""
+    if not head:
+        return None
+    key = key_of(head)
+    return key.namespace, key.part, num_bytes - len(head)
+
+
+def _close_run(runs: list[kvstore_pb2.KeyRun], kind: tuple[bytes, int, int] | None, hashes: Sequence[bytes]) -> None:
+    if kind is not None:
+        namespace, part, hash_bytes = kind
+        runs.append(kvstore_pb2.KeyRun(namespace=namespace, part=part, hash_bytes=hash_bytes, hashes=b"".join(hashes)))
 
 
 def _check(holds: bool, what: str) -> None:

@@ -24,8 +24,8 @@ from common.cache.kvstore_wire import Put
 from common.transport.base import Endpoint, Extent, Read
 from common.transport.select import TransportSet
 from services.kvstore.holdings import Holdings
+from services.kvstore.limits import Refusal
 from services.kvstore.memory import Object, Rank
-from services.kvstore.objects import Refusal
 
 RETRY_AFTER_S = 0.5
 _MIN_SHARE_BYTES = 1024 * 1024

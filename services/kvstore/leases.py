@@ -53,8 +53,7 @@ class LeaseBook:
             return None
         lease_id = self._next_id
         self._next_id += 1
-        for one in objects:
-            self._objects.pin(one)
+        self._objects.pin_all(objects)
         self._leases[lease_id] = _Lease(objects, now_s + ttl_s)
         heapq.heappush(self._ends, (now_s + ttl_s, lease_id))
         return lease_id
@@ -73,8 +72,7 @@ class LeaseBook:
         for lease_id in lease_ids:
             lease = self._leases.pop(lease_id, None)
             if lease is not None:
-                for one in lease.objects:
-                    self._objects.unpin(one)
+                self._objects.unpin_all(lease.objects)
 
     def expire(self, now_s: float) -> int:
         """End the leases whose time is over; returns how many. Call it now and then."""

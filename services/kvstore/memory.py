@@ -7,7 +7,7 @@ written yet, then what is softly pinned. What is pinned stays; whoever is found 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import islice
@@ -34,6 +34,7 @@ class Object:
         header: while in memory; empty on disk only.
         checksum: of the payload, while in memory.
         run: its pages, None on disk only.
+        record: how it is lent, packed by whoever lends it; empty when it has to be made anew.
         rank: of eviction.
         on_disk: whether the log has it.
         used: looked up since it came into memory.
@@ -46,6 +47,7 @@ class Object:
     header: bytes = b""
     checksum: int = 0
     run: Run | None = None
+    record: bytes = b""
     rank: Rank = Rank.PLAIN
     on_disk: bool = False
     used: bool = False
@@ -104,7 +106,7 @@ class Memory:
         if one.run is not None:
             self._arena.free(one.run)
             self.num_bytes -= one.num_bytes
-            one.run, one.header, one.used = None, b"", False
+            one.run, one.header, one.record, one.used = None, b"", b"", False
 
     def enlist(self, one: Object) -> None:
         """It may be evicted from now on, after all others of its rank."""
@@ -114,10 +116,13 @@ class Memory:
         """It is no longer for eviction; fine when it was not."""
         self._orders[one.rank].pop(one, None)
 
-    def touch(self, one: Object) -> None:
-        """It was used just now."""
-        one.used = True
-        self._orders[one.rank].move_to_end(one)
+    def touch(self, path: Iterable[Object]) -> None:
+        """Visible objects in memory were used just now, the last of them last; others are passed over."""
+        orders = self._orders
+        for one in path:
+            if one.visible and one.run is not None:
+                one.used = True
+                orders[one.rank].move_to_end(one)
 
     def oldest(self, limit: int) -> Iterator[Object]:
         """The first of each rank, least recently used first."""

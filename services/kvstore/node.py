@@ -43,19 +43,17 @@ class Node:
     async def lookup(self, names: Sequence[bytes], wanted_ttl_s: float, deadline_s: float) -> Found:
         """Lease what is here."""
         objects = self._holdings.objects
-        found = [objects.get(name) for name in names]
+        found = objects.find(names)
         on_disk = [one for one in found if one is not None and one.run is None]
         if not on_disk:
             return self._lease(found, wanted_ttl_s)
         pinned = [one for one in found if one is not None]
-        for one in pinned:
-            objects.pin(one)
+        objects.pin_all(pinned)
         try:
             await self._load(list(dict.fromkeys(on_disk)), deadline_s)
             return self._lease(found, wanted_ttl_s)
         finally:
-            for one in pinned:
-                objects.unpin(one)
+            objects.unpin_all(pinned)
 
     async def close(self) -> None:
         """Wait for running loads."""
@@ -64,16 +62,18 @@ class Node:
 
     def _lease(self, found: Sequence[Object | None], wanted_ttl_s: float) -> Found:
         holdings = self._holdings
-        lent: list[Object | None] = [one if one is not None and one.header else None for one in found]
-        failed = {index for index, one in enumerate(found) if one is not None and one.visible and not lent[index]}
-        hits = [one for one in lent if one is not None]
+        hits = [one for one in found if one is not None and one.header]
+        lent, failed = list(found), set[int]()
+        if len(hits) < len(found):
+            lent = [one if one is not None and one.header else None for one in found]
+            failed = {index for index, one in enumerate(found) if one is not None and one.visible and not lent[index]}
         ttl_s = holdings.leases.ttl_s(wanted_ttl_s)
         holdings.objects.touch(hits)
         lease_id = holdings.leases.grant(hits, holdings.clock(), ttl_s) if hits else 0
         if lease_id is None:  # too many leases: no answer is better than one that cannot be relied on
             failed |= {index for index, one in enumerate(lent) if one is not None}
             lent, lease_id = [None] * len(found), 0
-        self._count(len(found), len(hits), len(failed), sum(one.length for one in hits))
+        self._count(len(found), len(hits), len(failed), sum([one.length for one in hits]))
         return Found(lent, frozenset(failed), lease_id, ttl_s)
 
     def _count(self, asked: int, hits: int, failed: int, num_bytes: int) -> None:

@@ -18,58 +18,16 @@ Names are as in common.cache.kvstore_wire; the bytes of headers and payloads are
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from common.cache.kvstore_arena import Arena, Run
 from common.cache.kvstore_wire import namespace_of
+from services.kvstore.limits import Changes, Limits, Refusal
 from services.kvstore.memory import Memory, Object, Rank
+from services.kvstore.spaces import Spaces
 
 _QUOTA_SCAN = 1024
-
-
-class Refusal(Enum):
-    """Why an object is not staged. BUSY passes: too many bytes are staged at the moment."""
-
-    NO_SPACE = "no_space"
-    QUOTA = "quota"
-    BUSY = "busy"
-
-
-@dataclass(slots=True, frozen=True)
-class Limits:
-    """Sizes in bytes.
-
-    Attributes:
-        memory_bytes: of headers and payloads in memory.
-        max_staged_bytes: on their way into memory at a time, if more than one object.
-        quota_bytes: of one namespace; 0: no quota.
-        disk_bytes: what the log may take; 0: there is no disk.
-    """
-
-    memory_bytes: int
-    max_staged_bytes: int
-    quota_bytes: int = 0
-    disk_bytes: int = 0
-
-
-@dataclass(slots=True)
-class Changes:
-    """What became of names since it was last taken.
-
-    Attributes:
-        visible: (True for came, False for went, name), in order.
-        off_disk: names whose records the log shall drop.
-        used: names that are on disk only from now on, but were used while they were in memory.
-        num_evicted: objects that left memory to make room.
-    """
-
-    visible: list[tuple[bool, bytes]] = field(default_factory=list)
-    off_disk: list[bytes] = field(default_factory=list)
-    used: list[bytes] = field(default_factory=list)
-    num_evicted: int = 0
 
 
 class Objects:
@@ -86,7 +44,7 @@ class Objects:
         self.memory = Memory(arena, limits.memory_bytes)
         self._limits = limits
         self._objects: dict[bytes, Object] = {}
-        self._space_bytes: dict[bytes, int] = {}
+        self._spaces = Spaces(limits.quota_bytes)
         self._changes = Changes()
         self.num_bytes = self.staged_bytes = self.unwritten_bytes = 0
         self.disk_bytes = self.num_on_disk = 0
@@ -111,15 +69,30 @@ class Objects:
         """A visible object."""
         return self._objects.get(name)
 
+    def find(self, names: Sequence[bytes]) -> list[Object | None]:
+        """As `get`, for each of many names."""
+        return list(map(self._objects.get, names))
+
     def touch(self, path: Sequence[Object]) -> None:
         """They were used, as one path: its beginning counts as used last, so that ends are evicted first."""
-        for one in reversed(path):
-            if one.visible and one.run is not None:
-                self.memory.touch(one)
+        self.memory.touch(reversed(path))
 
     def pin(self, one: Object) -> None:
         """Keep its bytes until `unpin`."""
         one.pins += 1
+
+    def pin_all(self, many: Iterable[Object]) -> None:
+        """As `pin`, for each."""
+        for one in many:
+            one.pins += 1
+
+    def unpin_all(self, many: Iterable[Object]) -> None:
+        """As `unpin`, for each."""
+        for one in many:
+            if one.pins > 1 or one.visible:
+                one.pins -= 1
+            else:
+                self.unpin(one)
 
     def unpin(self, one: Object) -> None:
         """The inverse of `pin`; a removed object loses its pages with the last pin."""
@@ -237,14 +210,13 @@ class Objects:
 
     def _fit_quota(self, namespace: bytes, num_bytes: int) -> bool:
         """Evict from a namespace what it would have too much; False when that is not enough."""
-        allowed = self._limits.quota_bytes - num_bytes
-        if not self._limits.quota_bytes or self._space_bytes.get(namespace, 0) <= allowed:
+        if self._spaces.fits(namespace, num_bytes):
             return True
         for one in [*self.memory.oldest(_QUOTA_SCAN), *islice(self._objects.values(), _QUOTA_SCAN)]:
             if one.visible and not one.pins and namespace_of(one.name) == namespace:
                 self._changes.num_evicted += 1
                 self._remove(one)
-                if self._space_bytes.get(namespace, 0) <= allowed:
+                if self._spaces.fits(namespace, num_bytes):
                     return True
         return False
 
@@ -292,7 +264,4 @@ class Objects:
         self.num_on_disk -= 1
 
     def _charge(self, one: Object, num_bytes: int) -> None:
-        namespace = namespace_of(one.name)
-        self._space_bytes[namespace] = self._space_bytes.get(namespace, 0) + num_bytes
-        if not self._space_bytes[namespace]:
-            del self._space_bytes[namespace]
+        self._spaces.charge(namespace_of(one.name), num_bytes)

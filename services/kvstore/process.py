@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -17,35 +17,17 @@ from common.base.clock import Clock, monotonic
 from common.base.ids import new_incarnation
 from common.base.logging import Logger
 from common.base.metrics import new_registry
-from common.cache.kvstore_arena import Arena
-from common.cache.kvstore_calls import StoreCalls
-from common.cache.kvstore_view import LEADER, StoreView
-from common.cache.kvstore_wire import name_of
+from common.cache.kvstore_view import LEADER
 from common.cache.l3 import BlockKey
-from common.rpc.registry import STORE, RegistryLock, RegistryReader, WorkerRecord
+from common.rpc.registry import WorkerRecord
 from common.rpc.server import RpcServer
 from common.transport.select import TransportConfig, TransportSet, host_id, make_drivers
 from pando.v1 import kvstore_pb2, kvstore_pb2_grpc
-from services.kvstore.catalog import Catalog
-from services.kvstore.config import KvStoreConfig, KvStoreSettings, split_list
-from services.kvstore.directory import Directory
-from services.kvstore.holdings import Holdings
-from services.kvstore.hotness import Hotness
-from services.kvstore.intake import Intake, Pulling
-from services.kvstore.leadership import Leadership, LockTimes
-from services.kvstore.leases import LeaseBook
-from services.kvstore.log_shell import LogShell
-from services.kvstore.master import Master, MasterParts
+from services.kvstore.build import Identity, Tools, make_master, make_node
+from services.kvstore.config import KvStoreSettings, split_list
+from services.kvstore.master import Master
 from services.kvstore.metrics import NodeMetrics, StatsCollector
-from services.kvstore.node import Node
-from services.kvstore.objects import Limits, Objects
-from services.kvstore.replicas import Copier
 from services.kvstore.service import Here, KvStoreServicer, NodeParts
-from services.kvstore.ssd_log import SsdLog
-from services.kvstore.terms import Terms
-
-LEASE_ID_STEP = 1 << 20
-LOCK = "kvstore-leader"
 
 
 class StoreProcess:
@@ -88,7 +70,11 @@ class StoreProcess:
         drivers = TransportConfig(drivers=tuple(split_list(config.transport)))
         self.host_id = host_id()
         self.transports = TransportSet(make_drivers(drivers, self.host_id, self.incarnation))
-        self.parts = self._make_node(config) if "node" in self.roles else None
+        self._tools = Tools(self.timeouts, self.metrics, clock)
+        self._identity = Identity(node_id, self.incarnation)
+        self.parts: NodeParts | None = None
+        if "node" in self.roles:
+            self.parts = make_node(config, self._identity, self._tools, self.transports, self._tell_dropped)
         self.master: Master | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.failed = False
@@ -107,7 +93,8 @@ class StoreProcess:
                 self._spawn(self.parts.holdings.log.run(self.parts.holdings.settle))
         here = Here(self.node_id, self.incarnation, self.host_id, self.roles, segment, self.transports.endpoints())
         if "master" in self.roles and self._registry.url:
-            self.master = self._make_master(address)
+            parts = make_master(self.config, self._identity, self._tools, self._registry, address)
+            self.master = Master(parts, self.metrics, self._clock, self._log)
             self._spawn(self.master.run())
         servicer = KvStoreServicer(here, self.parts, self.master, self.stats)
         kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server(servicer, server.grpc)
@@ -201,67 +188,11 @@ class StoreProcess:
             "term": stats.term,
         }
 
-    def _make_node(self, config: KvStoreConfig) -> NodeParts:
-        arena = Arena(config.segment_size, config.page_size)
-        log = self._open_log(config)
-        limits = Limits(
-            memory_bytes=config.segment_size,
-            max_staged_bytes=config.max_staged_bytes,
-            quota_bytes=config.namespace_quota,
-            disk_bytes=config.ssd_size if log is not None else 0,
-        )
-        objects = Objects(arena, limits)
-        leases = LeaseBook(objects, self.incarnation % LEASE_ID_STEP + 1, config.max_lease_ttl_s, config.max_leases)
-        shell = None
-        if log is not None:
-            stored = log.keys()
-            for key, num_bytes in stored:
-                objects.adopt(name_of(key), num_bytes)
-            shell = LogShell(log, arena, objects, self.metrics)
-        holdings = Holdings(
-            arena=arena, objects=objects, leases=leases, log=shell, metrics=self.metrics, clock=self._clock
-        )
-        holdings.settle()
-        pulling = Pulling(config.pull_streams, self.timeouts.transfer_s, config.put_wait_s)
-        return NodeParts(
-            holdings,
-            Node(holdings),
-            Intake(holdings, self.transports, pulling),
-            Catalog(holdings),
-            Terms(config.ssd_path),
-        )
-
-    def _make_master(self, address: str) -> Master:
-        config, registry, timeouts = self.config, self._registry, self.timeouts
-        calls = StoreCalls(timeouts, StoreView(), self._clock)
-        owner = f"{self.node_id}/{self.incarnation}"
-        times = LockTimes(config.lock_ttl_s, config.lock_ttl_s / 8, config.lock_ttl_s / 8)
-        parts = MasterParts(
-            node_id=self.node_id,
-            address=address,
-            leadership=Leadership(times),
-            directory=Directory(),
-            hotness=Hotness(config.hot_lookups),
-            reader=RegistryReader(registry.url, registry.cluster, timeouts.ping_s, STORE),
-            lock=RegistryLock(
-                registry.url, registry.cluster, LOCK, owner, ttl_s=config.lock_ttl_s, timeout_s=config.lock_ttl_s / 4
-            ),
-            calls=calls,
-            copier=Copier(calls, owner, self.metrics, self._clock) if config.max_replicas > 1 else None,
-            max_replicas=config.max_replicas,
-        )
-        return Master(parts, self.metrics, self._clock, self._log)
-
-    def _open_log(self, config: KvStoreConfig) -> SsdLog | None:
-        if config.ssd_path is None:
-            return None
-        return SsdLog.open(config.ssd_path, config.ssd_size, on_drop=self._tell_dropped)
-
-    def _tell_dropped(self, keys: list[BlockKey]) -> None:
+    def _tell_dropped(self, keys: Sequence[BlockKey]) -> None:
         """In a thread of the log."""
         self._loop.call_soon_threadsafe(self._dropped, keys)
 
-    def _dropped(self, keys: list[BlockKey]) -> None:
+    def _dropped(self, keys: Sequence[BlockKey]) -> None:
         if self.parts is not None and self.parts.holdings.log is not None:
             self.parts.holdings.log.dropped(keys)
             self.parts.holdings.settle()

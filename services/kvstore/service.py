@@ -17,11 +17,12 @@ from common.cache.kvstore_placement import Candidate
 from common.cache.kvstore_wire import Lookup, Put
 from common.rpc.server import Context, remaining_s
 from common.transport.base import Endpoint
-from pando.v1 import kvstore_pb2, kvstore_pb2_grpc, types_pb2
+from pando.v1 import kvstore_pb2, kvstore_pb2_grpc
 from services.kvstore.catalog import LIST_PAGE, Catalog
+from services.kvstore.convert import key_to_pb, node_to_pb, object_to_pb, page_to_pb, space_to_pb
 from services.kvstore.holdings import Holdings
 from services.kvstore.intake import RETRY_AFTER_S, Intake, Offer
-from services.kvstore.inventory import Page
+from services.kvstore.memory import Object
 from services.kvstore.node import Found, Node
 from services.kvstore.terms import Terms
 
@@ -125,7 +126,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
             raise Unsupported(f"{self._here.node_id} does not lead", reason="not_leader", leg=Leg.STORE)
         names = wire.unpack_names(request.keys)
         present, nodes = self._leader.place(names, request.num_bytes, request.host_id)
-        return kvstore_pb2.PlaceResponse(present=bytes(present), nodes=[_node_to_pb(node) for node in nodes])
+        return kvstore_pb2.PlaceResponse(present=bytes(present), nodes=[node_to_pb(node) for node in nodes])
 
     async def Put(self, request: kvstore_pb2.PutRequest, context: Context) -> kvstore_pb2.PutResponse:
         names = wire.unpack_names(request.keys)
@@ -158,22 +159,12 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
     ) -> kvstore_pb2.ListObjectsResponse:
         size = min(request.page_size or LIST_PAGE, LIST_PAGE)
         page, following = self._node().catalog.page(request.page_token, request.namespace, size)
-        objects = [
-            kvstore_pb2.StoredObject(
-                key=_key_to_pb(one.name),
-                num_bytes=one.length,
-                in_memory=one.run is not None,
-                on_disk=one.on_disk,
-                soft_pin=one.soft_pinned,
-                num_pins=one.pins,
-            )
-            for one in page
-        ]
+        objects = [object_to_pb(one) for one in page]
         return kvstore_pb2.ListObjectsResponse(objects=objects, next_page_token=following)
 
     async def Verify(self, request: kvstore_pb2.VerifyRequest, context: Context) -> kvstore_pb2.VerifyResponse:
         checked, damaged, following = await self._node().catalog.verify(request.page_token, request.namespace)
-        keys = [_key_to_pb(name) for name in damaged]
+        keys = [key_to_pb(name) for name in damaged]
         return kvstore_pb2.VerifyResponse(num_checked=checked, damaged=keys, next_page_token=following)
 
     async def GetStoreStats(
@@ -189,7 +180,9 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
         async with aclosing(parts.holdings.inventory.watch(_PULSE_S)) as pages:
             async for page in pages:
                 parts.terms.accept(request.term, request.leader_id)  # a later leader ends this one's streams
-                yield self._page_to_pb(page, parts.holdings)
+                objects = parts.holdings.objects
+                space = space_to_pb(self._here.host_id, objects.capacity_bytes, objects.num_bytes)
+                yield page_to_pb(page, self._here.incarnation, space)
 
     def _node(self) -> NodeParts:
         if self._parts is None:
@@ -205,22 +198,30 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
 
     def _add_found(self, response: kvstore_pb2.LookupAndLeaseResponse, states: bytearray, found: Found) -> None:
         """What this node lends."""
-        arena = self._node().holdings.arena
-        extents: list[bytes] = []
-        headers: list[bytes] = []
-        for index, one in enumerate(found.objects):
-            if one is not None and one.run is not None:
-                states[index] = Lookup.HIT
-                run = one.run
-                extents.append(wire.LEASED.pack(arena.offset(run), run.length, arena.generation(run), one.checksum))
-                headers.append(one.header)
+        lent = [one for one in found.objects if one is not None]
+        if len(lent) == len(states):
+            states[:] = bytes((Lookup.HIT,)) * len(states)
+        else:
+            for index, one in enumerate(found.objects):
+                if one is not None:
+                    states[index] = Lookup.HIT
         for index in found.failed:
             states[index] = Lookup.ERROR
         if found.lease_id:
             response.lease_id, response.lease_ttl_s = found.lease_id, found.ttl_s
             response.incarnation, response.segment = self._here.incarnation, self._here.segment
-            response.extents, response.headers = b"".join(extents), b"".join(headers)
+            response.extents, response.headers = self._records(lent), b"".join([one.header for one in lent])
             response.endpoints.extend(self._endpoints)
+
+    def _records(self, lent: Sequence[Object]) -> bytes:
+        """How objects are lent, packed; each record is made once while its pages are not freed."""
+        return b"".join([one.record or self._record(one) for one in lent])
+
+    def _record(self, one: Object) -> bytes:
+        arena, run = self._node().holdings.arena, one.run
+        assert run is not None, one
+        one.record = wire.LEASED.pack(arena.offset(run), run.length, arena.generation(run), one.checksum)
+        return one.record
 
     def _add_elsewhere(
         self,
@@ -239,31 +240,8 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
             if node is not None:
                 if node.node_id not in numbers:
                     numbers[node.node_id] = len(numbers)
-                    response.nodes.append(_node_to_pb(node))
+                    response.nodes.append(node_to_pb(node))
                 states[index] = Lookup.ELSEWHERE
                 packed.append(wire.INDEX.pack(numbers[node.node_id]))
         response.elsewhere = b"".join(packed)
         response.complete = self._leader.complete
-
-    def _page_to_pb(self, page: Page, holdings: Holdings) -> kvstore_pb2.WatchInventoryResponse:
-        message = kvstore_pb2.WatchInventoryResponse(
-            incarnation=self._here.incarnation,
-            seq=page.seq,
-            snapshot=page.snapshot,
-            snapshot_end=page.snapshot_end,
-            added=wire.pack_names(page.added),
-            removed=wire.pack_names(page.removed),
-        )
-        message.space.host_id = self._here.host_id
-        message.space.capacity_bytes = holdings.objects.capacity_bytes
-        message.space.free_bytes = max(0, holdings.objects.capacity_bytes - holdings.objects.num_bytes)
-        return message
-
-
-def _node_to_pb(node: Candidate) -> kvstore_pb2.StoreNode:
-    return kvstore_pb2.StoreNode(node_id=node.node_id, address=node.address)
-
-
-def _key_to_pb(name: bytes) -> types_pb2.BlockKey:
-    key = wire.key_of(name)
-    return types_pb2.BlockKey(namespace=key.namespace, prefix_hash=key.prefix_hash, part=key.part)

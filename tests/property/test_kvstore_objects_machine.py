@@ -10,8 +10,9 @@ from common.cache.kvstore_arena import Arena
 from common.cache.kvstore_wire import name_of
 from common.cache.l3 import HEADER_BYTES, BlockKey
 from services.kvstore.leases import LeaseBook
+from services.kvstore.limits import Limits
 from services.kvstore.memory import Object, Rank
-from services.kvstore.objects import Limits, Objects
+from services.kvstore.objects import Objects
 
 PAGE, NUM_PAGES = 64, 12
 NAMES = [name_of(BlockKey(space, bytes([number]))) for space in (b"a", b"b") for number in range(8)]

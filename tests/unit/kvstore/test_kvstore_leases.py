@@ -6,8 +6,9 @@ import pytest
 
 from common.cache.kvstore_arena import Arena
 from services.kvstore.leases import LeaseBook
+from services.kvstore.limits import Limits
 from services.kvstore.memory import Object
-from services.kvstore.objects import Limits, Objects
+from services.kvstore.objects import Objects
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ import pytest
 from common.cache.kvstore_arena import Arena
 from common.cache.kvstore_wire import name_of
 from common.cache.l3 import HEADER_BYTES, BlockKey
+from services.kvstore.limits import Limits, Refusal
 from services.kvstore.memory import Object, Rank
-from services.kvstore.objects import Limits, Objects, Refusal
+from services.kvstore.objects import Objects
 
 PAGE, NUM_PAGES, LENGTH = 256, 8, 256
 SIZE = HEADER_BYTES + LENGTH
