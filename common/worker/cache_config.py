@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from common.base.config import Section
 from common.base.errors import InvalidRequest
@@ -94,17 +95,34 @@ class CacheConfig(Section):
             deadline_s=self.hicache_storage_deadline_s,
         )
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        """Refuse before anything starts what could only fail once the model is loaded."""
+        if self.hicache_storage_backend == "file" and not self.storage_settings().get("path"):
+            raise ValueError("--hicache-storage-backend file needs --hicache-storage-dir: the folder all workers share")
+        writes_back = self.hicache_write_policy is WritePolicy.WRITE_BACK
+        if writes_back and self.hicache_storage_backend and not (self.hicache_size or self.l2_ratio):
+            raise ValueError(
+                "--hicache-write-policy write_back writes to L3 what L1 evicts to L2: give L2 a --hicache-ratio, "
+                "or write through"
+            )
+        return self
+
+    @property
+    def l2_ratio(self) -> float:
+        """Size of L2 as a multiple of L1; 0 where there is no L2, or one of a given size."""
+        if self.hicache_size:
+            return 0.0
+        return self.hicache_ratio or (DEFAULT_RATIO if self.enable_hierarchical_cache else 0.0)
+
     def l2_blocks(self, l1_blocks: int, block_bytes: int) -> int:
         """Number of L2 blocks, 0 for no L2.
 
         Raises:
             InvalidRequest: a size was given, and not even one block fits into it.
         """
-        if self.hicache_size:
-            blocks = int(self.hicache_size * 1e9) // block_bytes
-        else:
-            ratio = self.hicache_ratio or (DEFAULT_RATIO if self.enable_hierarchical_cache else 0.0)
-            blocks = int(l1_blocks * ratio)
+        sized = int(self.hicache_size * 1e9) // block_bytes
+        blocks = sized if self.hicache_size else int(l1_blocks * self.l2_ratio)
         if not blocks and (self.hicache_size or self.hicache_ratio):
             raise InvalidRequest(
                 f"L2 would have no block of {block_bytes} bytes: raise --hicache-size or --hicache-ratio",

@@ -30,19 +30,19 @@ def check_l2_fits(config: WorkerConfig, l1_blocks: int, l2_blocks: int, block_by
     if l2_blocks and needed > available * MAX_FRACTION:
         raise InvalidRequest(
             f"L1 and L2 of {config.workers_on_host} workers would take {needed >> 20} MiB of {available >> 20} MiB: "
-            "lower --hicache-size, --hicache-ratio or --mem-fraction-static",
-            param="hicache_size" if config.hicache_size else "hicache_ratio",
+            "lower --hicache-size or --mem-fraction-static",
+            param="hicache_size",
         )
 
 
 def pool_blocks(config: WorkerConfig, block_bytes: int, available: int) -> int:
-    """Number of blocks of the pool.
+    """Number of blocks of L1: what `mem_fraction_static` gives, less the part of an L2 that is a multiple of it.
 
     Raises:
         InvalidRequest: not even one request of one block fits.
     """
     share = int(available * config.mem_fraction_static / config.workers_on_host)
-    blocks = share // block_bytes
+    blocks = int(share / (1 + config.l2_ratio)) // block_bytes
     if config.max_total_tokens:
         blocks = min(blocks, -(-config.max_total_tokens // config.block_size))
     least = 2 + config.growth_reserve_blocks

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from common.base.errors import InvalidRequest
 from common.worker.config import WorkerConfig, split_list
-from common.worker.memory import available_bytes, pool_blocks
+from common.worker.memory import available_bytes, check_l2_fits, pool_blocks
 from common.worker.process import scheduler_config
 
 MIB = 1 << 20
@@ -76,6 +76,35 @@ def test_lists() -> None:
 def test_the_pool_is_a_fair_share_of_what_is_available() -> None:
     assert pool_blocks(config(mem_fraction_static=0.5), MIB, 1000 * MIB) == 500
     assert pool_blocks(config(mem_fraction_static=0.5, workers_on_host=2), MIB, 1000 * MIB) == 250
+
+
+@pytest.mark.parametrize("flags", [{"hicache_ratio": 3.0}, {"enable_hierarchical_cache": True}])
+def test_an_l2_that_is_a_multiple_of_l1_shares_its_memory(flags: dict[str, object]) -> None:
+    made = config(mem_fraction_static=0.6, **flags)
+    l1 = pool_blocks(made, MIB, 1000 * MIB)
+    assert l1 == int(600 / (1 + made.l2_ratio))
+    assert 590 <= l1 + made.l2_blocks(l1, MIB) <= 600
+    check_l2_fits(made, l1, made.l2_blocks(l1, MIB), MIB, 1000 * MIB)
+
+
+def test_an_l2_of_a_given_size_must_fit_beside_l1() -> None:
+    made = config(mem_fraction_static=0.5, hicache_size=1.0)
+    with pytest.raises(InvalidRequest, match="--hicache-size") as refused:
+        check_l2_fits(made, 500, made.l2_blocks(500, MIB), MIB, 1000 * MIB)
+    assert refused.value.param == "hicache_size"
+    check_l2_fits(made, 500, 450, MIB, 1000 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({"hicache_storage_backend": "file"}, "needs --hicache-storage-dir"),
+        ({"hicache_storage_backend": "kvstore", "hicache_write_policy": "write_back"}, "give L2 a --hicache-ratio"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(flags: dict[str, object], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        config(**flags)
 
 
 def test_the_pool_is_cut_to_what_was_asked_for() -> None:

@@ -27,7 +27,7 @@ def num_l3_threads() -> int:
 
 async def no_l3_threads() -> None:
     """Wait for the threads of a store that was closed."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while num_l3_threads():  # noqa: ASYNC110 - threads end when they end
             await asyncio.sleep(0.01)
 
