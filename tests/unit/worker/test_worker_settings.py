@@ -44,7 +44,7 @@ def test_a_bad_value_is_refused_by_name(name: str, value: object) -> None:
     ("fields", "settings"),
     [
         ({"hicache_storage_dir": "/kv"}, {"path": "/kv", "size_gb": "10.0"}),
-        ({"hicache_storage_backend_extra_config": '{"size_gb": 3}'}, {"path": "", "size_gb": "3"}),
+        ({"hicache_storage_backend_extra_config": '{"path": "/kv", "size_gb": 3}'}, {"path": "/kv", "size_gb": "3"}),
     ],
 )
 def test_extra_settings_override_the_flags_of_the_storage(fields: dict[str, Any], settings: dict[str, str]) -> None:
