@@ -43,7 +43,7 @@ from services.kvstore.replicas import Copier, Copy
 _TICK_S = 0.1
 _LIST_S = 0.5
 _GATHER_S = 1.0
-_SWEPT_AT_ONCE = 20_000
+_SWEPT_AT_ONCE = 5_000
 
 
 @dataclass(slots=True, frozen=True)

@@ -196,7 +196,8 @@ class Objects:
             self.memory.strike(one)
             one.rank = Rank.UNWRITTEN
             self.memory.enlist(one)
-        return one if one.used else None
+        again, one.used = one.used, False  # once per use, or a disk smaller than memory would be written for ever
+        return one if again else None
 
     def remove(self, name: bytes) -> bool:
         """Remove an object; False when there is none. Under a pin its bytes stay, but nobody finds it."""

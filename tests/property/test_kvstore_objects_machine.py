@@ -160,8 +160,8 @@ class StoreMachine(RuleBasedStateMachine):
     def drop_from_log(self, name: bytes) -> None:
         one = self.objects.get(name)
         self.log.discard(name)
-        again = self.objects.dropped(name)
-        assert again is None or (again is one and one.used)
+        used = one is not None and one.used and one.on_disk and one.run is not None
+        assert self.objects.dropped(name) is (one if used else None)
         self.follow()
 
     @invariant()

@@ -268,6 +268,8 @@ def test_what_the_log_drops_is_gone_unless_memory_has_it() -> None:
     assert node.objects.dropped(name(3)) is None and node.objects.dropped(name(9)) is None
     assert (node.objects.disk_bytes, node.objects.num_on_disk, node.objects.unwritten_bytes) == (0, 0, 2 * SIZE)
     node.write(3)
+    assert node.objects.dropped(name(3)) is None, "once per use"
+    node.write(3)
     for number in range(10, 17):
         node.put(number)
     assert node.get(3).run is None and 2 in node.there()
