@@ -29,9 +29,12 @@ class NodeMetrics:
         self.damaged = counter("damaged_objects_total", "Objects whose bytes were found to be wrong.")
         self.replicas = counter("replicas_total", "Copies of hot objects that were asked for, by outcome.", "outcome")
         self.terms = counter("terms_total", "Times that this process became the leader.")
-        self.seconds = Histogram(
+        seconds = Histogram(
             "pando_kvstore_call_seconds", "Time of calls.", ["call"], buckets=LATENCY_BUCKETS_S, registry=registry
         )
+        # Looked up once: a lookup of one object takes less time than finding its counters by label.
+        self.hits, self.misses, self.errors = (self.lookups.labels(answer) for answer in ("hit", "miss", "error"))
+        self.seconds = {call: seconds.labels(call) for call in ("lookup", "put")}
 
 
 class StatsCollector(Collector):

@@ -78,9 +78,9 @@ class Node:
 
     def _count(self, asked: int, hits: int, failed: int, num_bytes: int) -> None:
         metrics = self._holdings.metrics
-        metrics.lookups.labels("hit").inc(hits)
-        metrics.lookups.labels("error").inc(failed)
-        metrics.lookups.labels("miss").inc(max(0, asked - hits - failed))
+        metrics.hits.inc(hits)
+        metrics.errors.inc(failed)
+        metrics.misses.inc(max(0, asked - hits - failed))
         metrics.lent_bytes.inc(num_bytes)
 
     async def _load(self, wanted: list[Object], deadline_s: float) -> None:

@@ -194,7 +194,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
         try:
             return await work
         finally:
-            self._node().holdings.metrics.seconds.labels(call).observe(time.monotonic() - began_s)
+            self._node().holdings.metrics.seconds[call].observe(time.monotonic() - began_s)
 
     def _add_found(self, response: kvstore_pb2.LookupAndLeaseResponse, states: bytearray, found: Found) -> None:
         """What this node lends."""
