@@ -1,7 +1,7 @@
 """What every L3 backend promises: one suite, run against the bare backend and through the seal.
 
 A backend's test file subclasses `L3Contract` and gives a fixture `place`: where its stores open. Tests of what only
-that backend can suffer stand beside it. tests/unit/cache/test_cache_l3_contract.py shows that broken backends fail here.
+that backend can suffer stand beside it. test_cache_l3_contract.py shows that broken backends fail here.
 """
 
 from __future__ import annotations
