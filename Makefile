@@ -20,7 +20,7 @@ UP ?=
 PYTEST ?=
 # Of `make clients`: which tours, and against which gateway; empty: all, and a cluster of their own.
 CLIENTS ?=
-URL ?=
+GATEWAY ?=
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,8 +88,8 @@ e2e: setup ## only the tests against a whole cluster
 chaos: setup ## kill, freeze and cut processes under load
 	@$(PY) -m pytest tests -q -m chaos $(PYTEST)
 
-clients: setup ## drive unchanged OpenAI clients through scripted tours; CLIENTS="litellm ..." picks some, URL= a gateway
-	@$(PY) -m tests.clients.run $(if $(URL),--url $(URL)) $(CLIENTS)
+clients: setup ## drive unchanged OpenAI clients through scripted tours; CLIENTS="litellm ..." picks some, GATEWAY= a URL
+	@$(PY) -m tests.clients.run $(if $(GATEWAY),--url $(GATEWAY)) $(CLIENTS)
 
 bench: setup ## engine ratios, transports, a serving run; writes bench/results/
 	@tools/bench $(BIN) $(MODEL)

@@ -69,7 +69,7 @@ def run(tour: Tour, document: dict[str, Any], phases: str) -> str:
             [*command, *limits, *quiet], text=True, capture_output=True, check=False, timeout=LIMIT_S, cwd=folder
         )
     tour.check(f"{phases}: nothing undocumented", done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:])
-    cases = next(line.strip() for line in done.stdout.splitlines() if " generated" in line)
+    cases = next(line.strip() for line in done.stdout.splitlines() if " generated, " in line)
     tour.check(f"{phases}: test cases: {cases}", not cases.startswith("0 "))
     return done.stdout
 
