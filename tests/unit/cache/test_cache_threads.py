@@ -73,9 +73,16 @@ async def test_revoking_ends_the_wait(threads: IoThreads) -> None:
 
 
 async def test_refuses_when_too_much_is_unfinished(threads: IoThreads) -> None:
-    thaw = threading.Event()
-    for _ in range(2):
-        assert not await threads.for_each([0, 1], lambda _job, _number: _wait(thaw), 0.0)
+    thaw, began = threading.Event(), list[int]()
+
+    def hang(_job: Job, number: int) -> None:
+        began.append(number)
+        _wait(thaw)
+
+    hanging = asyncio.create_task(threads.for_each([0, 1], hang, 20))
+    await eventually(lambda: len(began) == 2)  # one that is revoked before it begins is no burden
+    hanging.cancel()
+    assert not await threads.for_each([0, 1], hang, 0.0), "no thread is free for these"
     done: list[int] = []
     assert not await threads.for_each([7], lambda job, number: _commit(job, done, number), 20)
     thaw.set()

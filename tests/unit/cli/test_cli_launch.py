@@ -69,7 +69,7 @@ def worker_settings(request: UpRequest) -> Any:
         (["--hicache-write-policy", "write_back"], "hicache_write_policy", "write_back"),
         (["--hicache-eviction-policy", "slru"], "hicache_eviction_policy", "slru"),
         (["--hicache-load-back-min-tokens", "64"], "hicache_load_back_min_tokens", 64),
-        (["--hicache-storage-backend", "file"], "hicache_storage_backend", "file"),
+        (["--hicache-storage-backend", "kvstore"], "hicache_storage_backend", "kvstore"),
         (["--hicache-storage-backend", "mooncake"], "hicache_storage_backend", "mooncake"),
         (["--hicache-storage-backend-extra-config", '{"a": 1}'], "hicache_storage_backend_extra_config", '{"a": 1}'),
         (["--hicache-storage-dir", "/tmp/kv"], "hicache_storage_dir", Path("/tmp/kv")),

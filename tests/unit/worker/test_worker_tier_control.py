@@ -21,18 +21,19 @@ def control(rig: Rig, failpoints: Failpoints) -> WorkerTiers:
     return WorkerTiers(rig.core, NAMESPACE, Tagger(None), failpoints, PrefetchConfig())
 
 
-def num_l3_threads() -> int:
-    return sum(thread.name.startswith("pando-l3") for thread in threading.enumerate())
+def l3_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("pando-l3")}
 
 
-async def no_l3_threads() -> None:
-    """Wait for the threads of a store that was closed."""
+async def ended(before: set[threading.Thread]) -> None:
+    """Wait for the threads of stores that were closed; `before` are those of other tests, which may hang for long."""
     async with asyncio.timeout(30):
-        while num_l3_threads():  # noqa: ASYNC110 - threads end when they end
+        while l3_threads() - before:  # noqa: ASYNC110 - threads end when they end
             await asyncio.sleep(0.01)
 
 
 async def test_a_detach_whose_caller_leaves_goes_on_to_its_end(tmp_path: Path) -> None:
+    before = l3_threads()
     async with running_core(24) as rig:
         failpoints = Failpoints()
         tiers = control(rig, failpoints)
@@ -49,5 +50,5 @@ async def test_a_detach_whose_caller_leaves_goes_on_to_its_end(tmp_path: Path) -
             await tiers.detach()
         await tiers.attach(StorageRequest("file", {"path": str(tmp_path / "b")}))
         await tiers.close()
-        await no_l3_threads()
+        await ended(before)
         assert list((tmp_path / "a").glob("*/*/*")), "what waited to be written got no time"
