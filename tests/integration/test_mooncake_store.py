@@ -29,7 +29,10 @@ def _why_not() -> str:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("cases", "fewest"), [("contract", 54), ("fault", 6)])
+@pytest.mark.parametrize(
+    ("cases", "fewest"),
+    [("contract", 54), pytest.param("fault", 6, marks=pytest.mark.chaos)],
+)
 def test_mooncake(cases: str, fewest: int) -> None:
     reason = _why_not()
     if reason:

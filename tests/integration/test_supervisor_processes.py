@@ -59,12 +59,17 @@ def test_state_tells_what_runs(cluster: FakeCluster):
 
 def test_prometheus_targets_follow_the_ready_services(cluster: FakeCluster):
     path = cluster.folder.path / "prometheus" / "targets.json"
-    before = {entry["labels"]["name"]: entry["targets"] for entry in orjson.loads(path.read_bytes())}
+
+    def targets() -> dict[str, list[str]]:
+        return {entry["labels"]["name"]: entry["targets"] for entry in orjson.loads(path.read_bytes())}
+
+    before = targets()
     assert set(before) == {"registry", "prefill-0", "decode-0", "gateway"}
     os.kill(cluster.lives("prefill-0")[0]["pid"], signal.SIGKILL)
     eventually(lambda: len(cluster.lives("prefill-0")) == 2, "a second life")
     cluster.wait_for("ready")
-    after = {entry["labels"]["name"]: entry["targets"] for entry in orjson.loads(path.read_bytes())}
+    eventually(lambda: "prefill-0" in targets(), "its targets")
+    after = targets()
     assert after["prefill-0"] != before["prefill-0"]
     assert after["decode-0"] == before["decode-0"]
 

@@ -170,7 +170,7 @@ async def bench(
     ]
     registry = FakeRegistry(*workers)
     log = configure_logging(LogConfig(level="error", format="json"), service="router")
-    served = Router(settings(**router), model, registry, log)
+    served = Router(settings(model_path=model_dir, **router), model, registry, log)
     await served.start()
     async with grpc.aio.insecure_channel(served.address) as channel:
         made = Bench(served, registry, workers, model, inference_pb2_grpc.InferenceStub(channel), channel)
