@@ -77,7 +77,7 @@ class PeerProcess:
         self.endpoint = Endpoint(
             hello["driver"], hello["host_id"], hello["incarnation"], bytes.fromhex(hello["descriptor"])
         )
-        self.extents = [Extent(**fields) for fields in hello["extents"]]
+        self.extents = [Extent(**fields, tag=b"") for fields in hello["extents"]]
 
     @property
     def pid(self) -> int:
@@ -176,7 +176,7 @@ async def _serve(spec: Spec) -> None:
     endpoint = peer.driver.endpoint()
     hello = asdict(endpoint) | {
         "descriptor": endpoint.descriptor.hex(),
-        "extents": [asdict(extent) for extent in peer.extents],
+        "extents": [{k: v for k, v in asdict(extent).items() if k != "tag"} for extent in peer.extents],
     }
     print(json.dumps(hello), flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
