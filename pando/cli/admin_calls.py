@@ -12,16 +12,12 @@ import grpc
 from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import Message
 
-from common.base.errors import InvalidRequest, Leg, Unavailable
+from common.base.errors import InvalidRequest, Leg
 from common.rpc.errors import from_rpc_error
 from common.rpc.operator import AUTHORIZATION, read_token
-from common.rpc.registry import RegistryReader
 from pando.cli.errors import BAD_INPUT, CliError
-from pando.cli.run_folder import RunFolder, RunLock
+from pando.cli.members import ALL, registered, registry_of
 from pando.v1 import admin_pb2, admin_pb2_grpc
-
-ALL = "all"
-_REGISTRY_S = 3.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -92,15 +88,8 @@ async def _addresses(fleet: Fleet, worker: str) -> dict[str, str]:
     """Worker ids and host:port of whom `worker` means."""
     if ":" in worker:
         return {worker: worker}
-    url = fleet.registry or _registry_of(fleet.run_dir)
-    reader = RegistryReader(url, fleet.cluster, _REGISTRY_S)
-    try:
-        records = await reader.list_workers()
-    except Unavailable as error:
-        raise CliError(error.message, fix="is it up? --worker HOST:PORT needs no registry") from error
-    finally:
-        await reader.close()
-    known = {record.worker_id: record.address for record in records}
+    url = fleet.registry or registry_of(fleet.run_dir)
+    known = await registered(url, fleet.cluster, "--worker")
     if not known:
         raise CliError(f"no worker of cluster {fleet.cluster!r} is registered at {url}", fix="see --cluster")
     if worker == ALL:
@@ -108,14 +97,6 @@ async def _addresses(fleet: Fleet, worker: str) -> dict[str, str]:
     if worker not in known:
         raise CliError(f"there is no worker {worker!r}", fix=f"known: {', '.join(known)}", code=BAD_INPUT)
     return {worker: known[worker]}
-
-
-def _registry_of(run_dir: Path) -> str:
-    folder = RunFolder(run_dir)
-    state = folder.read_state()
-    if state is None or not RunLock(folder).held_by_another():
-        raise CliError(f"nothing runs in {folder.path}", fix="start it with pando up, or give --run-dir or --registry")
-    return state.registry
 
 
 async def _answer(name: str, address: str, call: _Call) -> Answer:

@@ -11,15 +11,13 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.json_format import MessageToDict
 
-from common.base.errors import Leg, Unavailable
+from common.base.errors import Leg
 from common.rpc.errors import from_rpc_error
-from common.rpc.registry import STORE, RegistryReader
+from common.rpc.registry import STORE
 from pando.cli.errors import BAD_INPUT, CliError
-from pando.cli.run_folder import RunFolder, RunLock
+from pando.cli.members import ALL, registered, registry_of
 from pando.v1 import kvstore_pb2, kvstore_pb2_grpc, types_pb2
 
-ALL = "all"
-_REGISTRY_S = 3.0
 Stub = kvstore_pb2_grpc.KvStoreServiceStub
 
 
@@ -156,13 +154,7 @@ async def _fill(answer: A, fill: Callable[[A, Stub], Awaitable[None]]) -> None:
 async def _addresses(fleet: StoreFleet) -> dict[str, str]:
     if ":" in fleet.node:
         return {fleet.node: fleet.node}
-    reader = RegistryReader(fleet.registry or _registry_of(fleet.run_dir), fleet.cluster, _REGISTRY_S, STORE)
-    try:
-        known = {record.worker_id: record.address for record in await reader.list_workers()}
-    except Unavailable as error:
-        raise CliError(error.message, fix="is it up? --node HOST:PORT needs no registry") from error
-    finally:
-        await reader.close()
+    known = await registered(fleet.registry or registry_of(fleet.run_dir), fleet.cluster, "--node", STORE)
     if not known:
         raise CliError(
             f"no store process of cluster {fleet.cluster!r} is registered", fix="was it started with a store?"
@@ -170,14 +162,6 @@ async def _addresses(fleet: StoreFleet) -> dict[str, str]:
     if fleet.node != ALL and fleet.node not in known:
         raise CliError(f"there is no store process {fleet.node!r}", fix=f"known: {', '.join(known)}", code=BAD_INPUT)
     return known if fleet.node == ALL else {fleet.node: known[fleet.node]}
-
-
-def _registry_of(run_dir: Path) -> str:
-    folder = RunFolder(run_dir)
-    state = folder.read_state()
-    if state is None or not RunLock(folder).held_by_another():
-        raise CliError(f"nothing runs in {folder.path}", fix="start it with pando up, or give --run-dir or --registry")
-    return state.registry
 
 
 def _object(message: kvstore_pb2.StoredObject) -> dict[str, Any]:
