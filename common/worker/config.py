@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from common.base.config import RegistryConfig, Settings
+from common.base.config import RegistryConfig, Settings, comma_list
 from common.worker.cache_config import CacheConfig
 
 ROLES = ("prefill", "decode")
@@ -67,26 +67,14 @@ class WorkerConfig(CacheConfig):
     @field_validator("roles")
     @classmethod
     def _known_roles(cls, value: str) -> str:
-        return _comma_list(value, ROLES)
+        return comma_list(value, ROLES)
 
     @field_validator("transport")
     @classmethod
     def _known_transports(cls, value: str) -> str:
         if not value:
             raise ValueError("name at least one transport")
-        return _comma_list(value, TRANSPORTS)
-
-
-def _comma_list(value: str, known: tuple[str, ...]) -> str:
-    unknown = [part for part in split_list(value) if part not in known]
-    if unknown:
-        raise ValueError(f"unknown {unknown[0]!r}; known: {', '.join(known)}")
-    return value
-
-
-def split_list(value: str) -> list[str]:
-    """The parts of a comma list, without blanks."""
-    return [part.strip() for part in value.split(",") if part.strip()]
+        return comma_list(value, TRANSPORTS)
 
 
 class WorkerSettings(Settings):

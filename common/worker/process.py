@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 
-from common.base.config import load_or_exit
+from common.base.config import load_or_exit, split_list
 from common.base.errors import Draining, PandoError
 from common.base.failpoint_metrics import FailpointCollector
 from common.base.failpoints import make_failpoints
@@ -44,7 +44,7 @@ from common.transport.tag import Tagger, load_tag_key
 from common.worker.admin import StorageRequest
 from common.worker.admin_service import AdminServicer
 from common.worker.block_feed import BlockFeed
-from common.worker.config import WorkerConfig, WorkerSettings, split_list
+from common.worker.config import WorkerConfig, WorkerSettings
 from common.worker.core import WorkerCore
 from common.worker.decode_service import DecodeServicer
 from common.worker.engine_thread import EngineThread

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from common.base.config import RegistryConfig, Section, Settings
+from common.base.config import RegistryConfig, Section, Settings, comma_list
 
 ROLES = ("node", "master")
 TRANSPORTS = ("shm", "ucx", "tcp")
@@ -42,14 +42,14 @@ class KvStoreConfig(Section):
     def _known_roles(cls, value: str) -> str:
         if not value:
             raise ValueError("name at least one role")
-        return _comma_list(value, ROLES)
+        return comma_list(value, ROLES)
 
     @field_validator("transport")
     @classmethod
     def _known_transports(cls, value: str) -> str:
         if not value:
             raise ValueError("name at least one transport")
-        return _comma_list(value, TRANSPORTS)
+        return comma_list(value, TRANSPORTS)
 
 
 class KvStoreSettings(Settings):
@@ -59,15 +59,3 @@ class KvStoreSettings(Settings):
 
     kvstore: KvStoreConfig = KvStoreConfig()
     registry: RegistryConfig = RegistryConfig()
-
-
-def split_list(value: str) -> list[str]:
-    """The parts of a comma list, without blanks."""
-    return [part.strip() for part in value.split(",") if part.strip()]
-
-
-def _comma_list(value: str, known: tuple[str, ...]) -> str:
-    unknown = [part for part in split_list(value) if part not in known]
-    if unknown:
-        raise ValueError(f"unknown {unknown[0]!r}; known: {', '.join(known)}")
-    return value

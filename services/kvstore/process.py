@@ -14,6 +14,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from common.base.clock import Clock, monotonic
+from common.base.config import split_list
 from common.base.ids import new_incarnation
 from common.base.logging import Logger
 from common.base.metrics import new_registry
@@ -24,7 +25,7 @@ from common.rpc.server import RpcServer
 from common.transport.select import TransportConfig, TransportSet, host_id, make_drivers
 from pando.v1 import kvstore_pb2, kvstore_pb2_grpc
 from services.kvstore.build import Identity, Tools, make_master, make_node
-from services.kvstore.config import KvStoreSettings, split_list
+from services.kvstore.config import KvStoreSettings
 from services.kvstore.master import Master
 from services.kvstore.metrics import NodeMetrics, StatsCollector
 from services.kvstore.service import Here, KvStoreServicer, NodeParts
