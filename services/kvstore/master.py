@@ -7,14 +7,14 @@ inventories of all nodes (followers.py); what it says of them is a hint.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from common.base.clock import Clock
 from common.base.errors import Leg, PandoError, Unavailable
 from common.base.logging import Logger
+from common.base.tasks import Tasks
 from common.cache.kvstore_calls import StoreCalls
 from common.cache.kvstore_placement import Candidate, choose_holder, rank
 from common.cache.kvstore_view import NODE
@@ -82,7 +82,7 @@ class Master:
         self._nodes = Followers(
             parts.directory, parts.calls, parts.node_id, parts.address, on_refused=lambda t: self._handle(Refused(t))
         )
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(log, "a task of the store's master failed")
         self._list_at_s = 0.0
 
     @property
@@ -140,22 +140,19 @@ class Master:
     async def run(self) -> None:
         """Tick, for ever."""
         if self._parts.copier is not None:
-            self._spawn(self._parts.copier.run(lambda: self.leading))
+            self._tasks.spawn(self._parts.copier.run(lambda: self.leading))
         while True:
             self._handle(Ticked())
             if self.leading and self._clock() >= self._list_at_s:
                 self._list_at_s = self._clock() + _LIST_S
-                self._spawn(self._list_nodes())
+                self._tasks.spawn(self._list_nodes())
             self._parts.directory.sweep(_SWEPT_AT_ONCE)
             await asyncio.sleep(_TICK_S)
 
     async def close(self) -> None:
         """End all tasks and let another lead; the caller has ended `run`."""
         led = self.leading
-        tasks = [*self._nodes.end(), *self._tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.cancel(*self._nodes.end())
         if led:
             await self._free()
         await self._parts.reader.close()
@@ -169,11 +166,11 @@ class Master:
     def _carry_out(self, action: Action) -> None:
         match action:
             case AskLock():
-                self._spawn(self._ask_lock())
+                self._tasks.spawn(self._ask_lock())
             case FreeLock():
-                self._spawn(self._free())
+                self._tasks.spawn(self._free())
             case GatherTerms():
-                self._spawn(self._gather_terms())
+                self._tasks.spawn(self._gather_terms())
             case Lead():
                 self._log.info("leads the store", term=action.term)
                 self._metrics.terms.inc()
@@ -219,15 +216,3 @@ class Master:
             return  # who is followed is still followed
         if self.leading:
             self._nodes.listed(records, self.term)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._log.error("a task of the store's master failed", exc_info=error)

@@ -7,12 +7,12 @@ watch per member. Nothing here decides; events go into `Membership`, its actions
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Protocol
 
 from common.base.errors import DeadlineExceeded, PandoError, Unavailable
 from common.base.logging import Logger
+from common.base.tasks import Tasks
 from common.rpc.registry import WorkerRecord
 from services.router.load import LoadBook
 from services.router.member import Member, Record, WorkerState
@@ -69,19 +69,16 @@ class Fleet:
         self._changed = asyncio.Event()
         self._watches: dict[WorkerKey, asyncio.Task[None]] = {}
         self._pinging: set[WorkerKey] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(log, "background task of the router failed")
         self._registry_lost = False
 
     def start(self) -> None:
         """Begin to poll; the first look happens at once."""
-        self._spawn(self._poll())
+        self._tasks.spawn(self._poll())
 
     async def close(self) -> None:
         """End all tasks."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
     def candidates(self) -> list[Candidate]:
         """Workers that may take something new: the ready ones; if none of them decodes, suspects that do."""
@@ -149,7 +146,7 @@ class Fleet:
     def _ping(self, member: Member) -> None:
         if member.key not in self._pinging:
             self._pinging.add(member.key)
-            self._spawn(self._ping_once(member.key, member.record.address))
+            self._tasks.spawn(self._ping_once(member.key, member.record.address))
 
     async def _ping_once(self, key: WorkerKey, address: str) -> None:
         event: Event
@@ -199,7 +196,7 @@ class Fleet:
     def _carry_out(self, action: Action) -> None:
         match action:
             case Handshake():
-                self._spawn(self._shake_hands(action.record))
+                self._tasks.spawn(self._shake_hands(action.record))
             case Join():
                 self._join(action.member)
             case Eject():
@@ -216,7 +213,7 @@ class Fleet:
         self._log.info(
             "worker joined", worker_id=member.record.worker_id, address=member.record.address, roles=member.record.roles
         )
-        self._watches[member.key] = self._spawn(self._watch(member))
+        self._watches[member.key] = self._tasks.spawn(self._watch(member))
         self._ping(member)
 
     def _eject(self, member: Member, cause: str) -> None:
@@ -225,19 +222,7 @@ class Fleet:
         watch.cancel()
         self.view.remove(member.key)
         self.load.forget(member.key)
-        self._spawn(self._rpc.forget(member.record.address))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._log.error("background task of the router failed", exc_info=error)
+        self._tasks.spawn(self._rpc.forget(member.record.address))
 
 
 def _record(record: WorkerRecord) -> Record:
