@@ -72,12 +72,6 @@ class MoveCounters:
     dropped: int = 0
 
 
-@dataclass(slots=True, frozen=True)
-class _Save:
-    path: Sequence[bytes]
-    priority: int
-
-
 @dataclass(slots=True)
 class Hooks:
     """Who hears of what happens here; set by the owner before the first block is used.
@@ -113,7 +107,9 @@ class Tiers:
         failpoints.register(LOAD, Kind.CALL, "blocks are copied from L2 to L1")
         failpoints.register(SAVE, Kind.CALL, "blocks are copied from L1 to L2, behind the requests")
         self._mover = ThreadPoolExecutor(1, thread_name_prefix="kv-mover")
-        self._saves: Background[_Save] = Background("save", self._save, MAX_PENDING_SAVES)
+        self._saves: Background[tuple[Sequence[bytes], int]] = Background(
+            "save", lambda job: self.save(*job), MAX_PENDING_SAVES
+        )
         self._moves: set[asyncio.Future[None]] = set()
 
     @property
@@ -159,7 +155,7 @@ class Tiers:
             return
         if self.l2 is None or self.l2.cache.match(hashes) == len(hashes):
             self.hooks.on_stored(hashes)
-        elif not self._saves.put(_Save(hashes, priority)):
+        elif not self._saves.put((hashes, priority)):
             self.counters.dropped += 1
 
     def park(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
@@ -189,7 +185,23 @@ class Tiers:
 
     async def save(self, path: Sequence[bytes], priority: int = 0) -> None:
         """Copy to L2 what L1 has of a path and L2 lacks, as far as there is room."""
-        await self._save(_Save(path, priority))
+        l1, l2 = self.l1, self._l2()
+        blocks = l1.cache.acquire(path, touch=False)
+        path = path[: len(blocks)]
+        head = l2.cache.acquire(path, touch=False)
+        missing = blocks[len(head) :]
+        new = l2.cache.allocate(min(len(missing), l2.cache.num_available)) or []
+        self.counters.dropped += len(missing) - len(new)
+        try:
+            if new:
+                await self._move(SAVE, l1, missing[: len(new)], l2, new)
+                if l1.cache.blocks_of(path) == blocks:  # else they are not trusted any more
+                    self._insert(path, head + new, priority)
+                    self.counters.saved += len(new)
+        finally:
+            l2.cache.release(head + new)
+            l1.cache.release(blocks, touch=False)
+            self.hooks.on_change()
 
     def set_policies(self, policies: TierPolicies) -> None:
         """Put other policies in force; `check_policies` has passed."""
@@ -218,25 +230,6 @@ class Tiers:
         await self._saves.close()
         await self.drained()
         self._mover.shutdown()
-
-    async def _save(self, job: _Save) -> None:
-        l1, l2 = self.l1, self._l2()
-        blocks = l1.cache.acquire(job.path, touch=False)
-        path = job.path[: len(blocks)]
-        head = l2.cache.acquire(path, touch=False)
-        missing = blocks[len(head) :]
-        new = l2.cache.allocate(min(len(missing), l2.cache.num_available)) or []
-        self.counters.dropped += len(missing) - len(new)
-        try:
-            if new:
-                await self._move(SAVE, l1, missing[: len(new)], l2, new)
-                if l1.cache.blocks_of(path) == blocks:  # else they are not trusted any more
-                    self._insert(path, head + new, job.priority)
-                    self.counters.saved += len(new)
-        finally:
-            l2.cache.release(head + new)
-            l1.cache.release(blocks, touch=False)
-            self.hooks.on_change()
 
     async def _move(
         self, failpoint: str, source: Tier, sources: Sequence[int], target: Tier, targets: Sequence[int]

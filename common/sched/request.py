@@ -176,8 +176,11 @@ class Request:
     def note_cached(self, tier: str, first_block: int, end_block: int) -> None:
         """Count the prompt tokens of blocks `first_block .. end_block - 1` as cached in a tier.
 
-        Those that were brought to that tier for this request count for the tier they came from.
+        Those that were brought to that tier for this request count for the tier they came from. What it finds again
+        after a preemption it computed itself.
         """
+        if self.num_preemptions:
+            return
         origin, fetched, fetched_end = self.fetched_from
         first_own, end_own = max(first_block, fetched), min(end_block, fetched_end)
         num_own = max(0, self._num_prompt_tokens(first_own, end_own))

@@ -52,16 +52,12 @@ class Roster:
     def land(self, request: Request) -> None:
         """Take a new request in; it has its blocks, their bytes arrive."""
         self._register(request)
-        request.status = Status.LANDING
-        request.num_landed = request.num_computed
-        self.landing[request.request_id] = request
+        self._land(request)
 
     def load(self, request: Request) -> None:
         """Let a waiting request land: it has its blocks, the bytes of some come from L2."""
         self._take_out(request)
-        request.status = Status.LANDING
-        request.num_landed = request.num_computed
-        self.landing[request.request_id] = request
+        self._land(request)
 
     def run(self, request: Request) -> None:
         """Let a waiting or landing request run; it has its blocks."""
@@ -134,6 +130,11 @@ class Roster:
         self._num_added += 1
         request.order = self._num_added
         self._requests[request.request_id] = request
+
+    def _land(self, request: Request) -> None:
+        request.status = Status.LANDING
+        request.num_landed = request.num_computed
+        self.landing[request.request_id] = request
 
     def _take_out(self, request: Request) -> None:
         """Remove a request from its place."""

@@ -80,10 +80,9 @@ class Seating:
         return self._roster.num_seated < config.max_num_seqs
 
     def _open(self, request: Request, config: SchedulerConfig, max_new: int | None = None) -> bool:
-        """Get blocks for a request and note the prefix found; what it finds after a preemption it computed itself."""
+        """Get blocks for a request and note the prefix found."""
         opened = self._tables.open(request, config, idle=self._roster.num_seated == 0, max_new=max_new)
-        if opened and not request.num_preemptions:
-            request.num_cached_tokens.clear()
+        if opened:
             request.note_cached("l1", 0, request.num_computed // request.block_size)
         return opened
 

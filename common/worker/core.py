@@ -271,8 +271,7 @@ class WorkerCore:
                 finally:
                     self.release(targets)
                 if self.runs(request):
-                    if not request.num_preemptions:
-                        request.note_cached("l2", first, end)
+                    request.note_cached("l2", first, end)
                     self.landed(request, end)
                     loaded = request.chain.hashes[:end]
         except PandoError as error:
