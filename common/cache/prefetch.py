@@ -60,18 +60,24 @@ class _Job:
 
     Attributes:
         request, hashes, first: for whom, and which blocks: those of the path from `first` on.
-        ahead: an earlier prefetch that brings the first of them already.
-        num_found, found: how many blocks the store has said it has; set with the first answer that is above 0.
+        ahead: an earlier prefetch that brings the first of them already, while it runs.
+        num_found: how many blocks the store has said it has.
+        found: set with the first answer that is above 0; shared with those that wait for this one.
         ended: set when it is over.
     """
 
     request: Request
     hashes: Sequence[bytes]
     first: int
-    ahead: _Job | None = None
+    ahead: _Job | None
+    found: asyncio.Event
     num_found: int = 0
-    found: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def num_promised(self) -> int:
+        """Blocks that the store has, as far as this prefetch or the one ahead has heard."""
+        return max(self.num_found, self.ahead.num_promised if self.ahead is not None else 0)
 
     @property
     def wanted(self) -> bool:
@@ -135,7 +141,8 @@ class Prefetcher:
             self.counters.skipped += 1
             return
         self._num_coming += num_missing
-        job = _Job(request, hashes, first, ahead=self._coming.get(hashes[first]))
+        ahead = self._coming.get(hashes[first])
+        job = _Job(request, hashes, first, ahead, asyncio.Event() if ahead is None else ahead.found)
         for name in hashes[first:]:
             self._coming.setdefault(name, job)
         request.awaits_kv = self.config.policy is not PrefetchPolicy.BEST_EFFORT
@@ -186,16 +193,14 @@ class Prefetcher:
         longest_s = config.timeout_base_s + config.timeout_per_1k_tokens_s * num_tokens / 1000
         speed = self._prefill_tokens_per_s()
         patience_s = min(longest_s, config.patience_ratio * num_tokens / speed) if speed else longest_s
-        finder = job.ahead or job
-        finding = asyncio.create_task(finder.found.wait())
+        finding = asyncio.create_task(job.found.wait())
         try:
             await asyncio.wait((fetching, finding), timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             finding.cancel()
         found_s = monotonic()
-        while finder.found.is_set() and not fetching.done():  # what the next batches find prolongs it
-            num_found = max(finder.num_found, job.num_found)
-            longest_s = config.timeout_base_s + config.timeout_per_1k_tokens_s * num_found * size / 1000
+        while job.found.is_set() and not fetching.done():  # what the next batches find prolongs it
+            longest_s = config.timeout_base_s + config.timeout_per_1k_tokens_s * job.num_promised * size / 1000
             left_s = found_s + longest_s - monotonic()
             if left_s <= 0:
                 return False
@@ -206,6 +211,7 @@ class Prefetcher:
         end = job.first
         if job.ahead is not None:  # what it brings need not be read twice
             await job.ahead.ended.wait()
+            job.ahead = None  # else the latest of many would keep all before it
             end = max(end, self._tiers.match(job.hashes))
         while end < len(job.hashes) and job.wanted and not self._closed:
             stop = min(end + NAMES_PER_LOOKUP, len(job.hashes))

@@ -361,3 +361,19 @@ async def test_kv_that_made_a_request_fail_leaves_the_store_too(shelf: Shelf, l2
         assert (await rig.run("c", prompt_of(1))).num_cached_tokens == {}
         rig.flush()
         assert (await rig.run("d", prompt_of(1))).num_cached_tokens == {"l3": 20}, "computed anew, it is stored anew"
+
+
+async def test_of_many_that_wait_one_for_another_none_keeps_those_before_it(shelf: Shelf) -> None:
+    """Under steady load somebody is always ahead: a chain of all jobs ever would grow for ever."""
+    async with running_core(64) as rig:
+        storage = rig.attach(faulty(shelf, Failpoints(), lookup="delay(0.02)"))
+        listeners = [Listener() for _ in range(5)]
+        for number, listener in enumerate(listeners):
+            rig.core.add(make_request(f"r{number}", prompt_of(1, 24 + 4 * number), max_tokens=2), listener)
+        jobs = list({id(job): job for job in storage.prefetcher._coming.values()}.values())
+        assert [job.ahead is None for job in jobs] == [True, False, False, False, False]
+        for listener in listeners:
+            await listener.wait()
+        await rig.settle()
+        assert not storage.prefetcher._coming
+        assert [job.ahead for job in jobs] == [None] * len(jobs)
