@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 
 from common.base.errors import InvalidRequest
+from common.transport.region import Region
 from common.worker.config import WorkerConfig
 
 MAX_FRACTION = 0.95
@@ -53,3 +54,17 @@ def pool_blocks(config: WorkerConfig, block_bytes: int, available: int) -> int:
             param="mem_fraction_static",
         )
     return blocks
+
+
+def create_regions(config: WorkerConfig, block_bytes: int) -> tuple[Region, Region | None]:
+    """The memory of L1 and, if there is one, of L2; untouched pages cost nothing.
+
+    Raises:
+        InvalidRequest: the sizes make no sense here.
+    """
+    available = available_bytes()
+    l1_blocks = pool_blocks(config, block_bytes, available)
+    l2_blocks = config.l2_blocks(l1_blocks, block_bytes)
+    check_l2_fits(config, l1_blocks, l2_blocks, block_bytes, available)
+    l2 = Region.create(l2_blocks, block_bytes) if l2_blocks else None
+    return Region.create(l1_blocks, block_bytes), l2

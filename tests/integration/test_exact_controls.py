@@ -25,7 +25,8 @@ from common.rpc.server import RpcServer
 from common.sched.plan import SequenceStep, StepPlan, StepResult
 from common.worker.config import WorkerConfig, WorkerSettings
 from common.worker.engine_thread import EngineThread, Runner
-from common.worker.process import SERVICES, Worker, load_engine
+from common.worker.process import SERVICES
+from common.worker.worker import Worker, load_engine
 from tests.support.engine_steps import run_step, sampled_step
 from tests.support.oracle import Ask, WorkerClient, difference
 from tests.support.tiny_model import tiny_model_dir

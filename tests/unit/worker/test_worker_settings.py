@@ -12,7 +12,7 @@ from common.base.config import split_list
 from common.base.errors import InvalidRequest
 from common.worker.config import WorkerConfig
 from common.worker.memory import available_bytes, check_l2_fits, pool_blocks
-from common.worker.process import scheduler_config
+from common.worker.worker import scheduler_config
 
 MIB = 1 << 20
 
