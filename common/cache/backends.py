@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from common.base.config import TimeoutsConfig
+from common.base.config import TimeoutsConfig, split_list
 from common.base.errors import InvalidRequest
 from common.cache.file_store import FileStore, FileStoreConfig
 from common.cache.kvstore_backend import KvStoreBackend, KvStoreConfig
@@ -69,7 +69,7 @@ def _make_file(settings: Mapping[str, str], _: Surroundings) -> Backend:
 
 def _make_kvstore(settings: Mapping[str, str], around: Surroundings) -> Backend:
     _check_known("kvstore", settings, ("address", "registry", "cluster", "staging_mb"))
-    addresses = tuple(part.strip() for part in settings.get("address", "").split(",") if part.strip())
+    addresses = tuple(split_list(settings.get("address", "")))
     registry = settings.get("registry") or around.registry_url
     if not addresses and not registry:
         raise InvalidRequest("backend kvstore needs an address or a registry to find its nodes in", param="settings")

@@ -53,6 +53,17 @@ class TierPolicies:
     l2_eviction: EvictionPolicy = EvictionPolicy.LRU
 
 
+def check_policies(policies: TierPolicies, *, has_l2: bool, has_l3: bool) -> None:
+    """Raise InvalidRequest for policies that the tiers cannot follow."""
+    if policies.write is WritePolicy.WRITE_BACK and has_l3 and not has_l2:
+        raise InvalidRequest(
+            "write_back writes to L3 what L1 evicts to L2, and there is no L2: write through, "
+            "or give L2 a --hicache-ratio",
+            reason="bad_cache_config",
+            param="hicache_write_policy",
+        )
+
+
 @dataclass(slots=True, frozen=True)
 class PrefetchConfig:
     """What can change at run time about reads from L3.

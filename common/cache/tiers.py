@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.base.errors import InvalidRequest, Leg, Unavailable
+from common.base.errors import Leg, Unavailable
 from common.base.failpoints import DISABLED, Failpoints, Kind, inflict
 from common.cache.background import Background
 from common.cache.config import TierPolicies, WritePolicy
@@ -305,13 +305,3 @@ class Tiers:
 def _copy(source: NDArray[np.uint8], sources: Sequence[int], target: NDArray[np.uint8], targets: Sequence[int]) -> None:
     for here, there in zip(sources, targets, strict=True):
         target[there] = source[here]
-
-
-def check_policies(policies: TierPolicies, *, has_l2: bool, has_l3: bool) -> None:
-    """Raise InvalidRequest for policies that the tiers cannot follow."""
-    if policies.write is WritePolicy.WRITE_BACK and has_l3 and not has_l2:
-        raise InvalidRequest(
-            "write_back writes to L3 what L1 evicts to L2, and there is no L2: use write_through, or give it a size",
-            reason="bad_cache_config",
-            param="hicache_write_policy",
-        )

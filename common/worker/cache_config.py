@@ -10,12 +10,11 @@ from pydantic import Field, field_validator, model_validator
 
 from common.base.config import Section
 from common.base.errors import InvalidRequest
-from common.cache.config import PrefetchConfig, PrefetchPolicy, TierPolicies, WritePolicy
+from common.cache.config import PrefetchConfig, PrefetchPolicy, TierPolicies, WritePolicy, check_policies
 from common.kv.eviction import EvictionPolicy
 from common.worker.trust import TagScope
 
 DEFAULT_RATIO = 2.0
-_EVICTION = "^(lru|lfu|slru|priority)$"
 
 
 class CacheConfig(Section):
@@ -31,8 +30,8 @@ class CacheConfig(Section):
         description="when L1 blocks go down: write_through (complete), write_through_selective (second use), "
         "write_back (evicted)",
     )
-    radix_eviction_policy: str = Field("lru", pattern=_EVICTION, description="who leaves L1 first")
-    hicache_eviction_policy: str = Field("lru", pattern=_EVICTION, description="who leaves L2 first")
+    radix_eviction_policy: EvictionPolicy = Field(EvictionPolicy.LRU, description="who leaves L1 first")
+    hicache_eviction_policy: EvictionPolicy = Field(EvictionPolicy.LRU, description="who leaves L2 first")
     hicache_load_back_min_tokens: int = Field(16, ge=1, description="a shorter rest in L2 is computed, not loaded")
     hicache_storage_backend: str = Field(
         "", pattern="^(|file|kvstore|mooncake)$", description="L3: empty for none, file, kvstore or mooncake"
@@ -64,11 +63,7 @@ class CacheConfig(Section):
 
     def policies(self) -> TierPolicies:
         """The policies of L1 and L2."""
-        return TierPolicies(
-            WritePolicy(self.hicache_write_policy),
-            EvictionPolicy(self.radix_eviction_policy),
-            EvictionPolicy(self.hicache_eviction_policy),
-        )
+        return TierPolicies(self.hicache_write_policy, self.radix_eviction_policy, self.hicache_eviction_policy)
 
     @field_validator("hicache_storage_backend_extra_config")
     @classmethod
@@ -87,7 +82,7 @@ class CacheConfig(Section):
     def prefetch(self, block_size: int) -> PrefetchConfig:
         """How L3 is read."""
         return PrefetchConfig(
-            policy=PrefetchPolicy(self.hicache_storage_prefetch_policy),
+            policy=self.hicache_storage_prefetch_policy,
             min_tokens=self.hicache_prefetch_min_tokens,
             timeout_base_s=self.hicache_prefetch_timeout_base_s,
             timeout_per_1k_tokens_s=self.hicache_prefetch_timeout_per_1k_tokens_s,
@@ -100,12 +95,11 @@ class CacheConfig(Section):
         """Refuse before anything starts what could only fail once the model is loaded."""
         if self.hicache_storage_backend == "file" and not self.storage_settings().get("path"):
             raise ValueError("--hicache-storage-backend file needs --hicache-storage-dir: the folder all workers share")
-        writes_back = self.hicache_write_policy is WritePolicy.WRITE_BACK
-        if writes_back and self.hicache_storage_backend and not (self.hicache_size or self.l2_ratio):
-            raise ValueError(
-                "--hicache-write-policy write_back writes to L3 what L1 evicts to L2: give L2 a --hicache-ratio, "
-                "or write through"
-            )
+        has_l2, has_l3 = bool(self.hicache_size or self.l2_ratio), bool(self.hicache_storage_backend)
+        try:
+            check_policies(self.policies(), has_l2=has_l2, has_l3=has_l3)
+        except InvalidRequest as error:
+            raise ValueError(error.message) from error
         return self
 
     @property

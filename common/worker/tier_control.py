@@ -12,11 +12,11 @@ from common.base.errors import InvalidRequest
 from common.base.failpoints import Failpoints
 from common.base.logging import get_logger
 from common.cache.backends import Surroundings, make_backend
-from common.cache.config import PrefetchConfig, TierPolicies
+from common.cache.config import PrefetchConfig, TierPolicies, check_policies
 from common.cache.faulty import FaultyBackend
 from common.cache.seal import SealConfig, SealedL3
 from common.cache.storage import Storage, StorageConfig
-from common.cache.tiers import Tier, check_policies
+from common.cache.tiers import Tier
 from common.transport.tag import Tagger
 from common.worker.admin import StorageRequest, TierInfo, TierName
 from common.worker.core import WorkerCore

@@ -53,7 +53,7 @@ from common.worker.report import TierCollector, TransportCollector, export_gauge
 from common.worker.service import WorkerServicer
 from common.worker.state import WorkerState
 from common.worker.tier_control import WorkerTiers
-from common.worker.trust import BlockTrust, TagScope
+from common.worker.trust import BlockTrust
 from pando.v1 import admin_pb2_grpc, worker_pb2_grpc
 
 CHECKSUM_THREADS = 2
@@ -166,7 +166,7 @@ class Worker:
         for driver, why in self.transports.missing.items():
             log.warning("transport not available here", driver=driver, why=why)
         core, engine = self.core, self.engine
-        trust = BlockTrust(self.tagger, engine.identity.namespace, host_id(), TagScope(self.config.kv_tag_scope))
+        trust = BlockTrust(self.tagger, engine.identity.namespace, host_id(), self.config.kv_tag_scope)
         segments = {tier.number: self.transports.register(tier.region) for tier in core.tiers.tiers}
         regions = [(tier.region, segments[tier.number]) for tier in core.tiers.tiers]
         self.tiers.around = replace(self.tiers.around, in_place=InPlace(self.transports, self.incarnation, regions))
