@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pando.v1 import types_pb2 as pando_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pando/v1/inference.proto\x12\x08pando.v1\x1a\x14pando/v1/types.proto\"\xc9\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12$\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x14.pando.v1.ChatPromptH\x00\x12\'\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x12.pando.v1.TokenIdsH\x00\x12\x18\n\x10output_token_ids\x18\x06 \x03(\r\x12*\n\x08sampling\x18\x07 \x01(\x0b\x32\x18.pando.v1.SamplingParams\x12\t\n\x01n\x18\x08 \x01(\r\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x10\n\x08priority\x18\n \x01(\x05\x12\x12\n\nsession_id\x18\x0b \x01(\t\x12\x1f\n\x17return_prompt_token_ids\x18\x0c \x01(\x08\x42\x08\n\x06prompt\"\xde\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x13\n\x0btoken_index\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x13\n\x0btext_offset\x18\x06 \x01(\r\x12\x0c\n\x04text\x18\x07 \x01(\t\x12(\n\x08logprobs\x18\x08 \x03(\x0b\x32\x16.pando.v1.TokenLogprob\x12-\n\rfinish_reason\x18\t \x01(\x0e\x32\x16.pando.v1.FinishReason\x12\x13\n\x0bstop_reason\x18\n \x01(\t\x12\x1e\n\x05usage\x18\x0b \x01(\x0b\x32\x0f.pando.v1.Usage\x12$\n\x06prompt\x18\x0c \x01(\x0b\x32\x14.pando.v1.PromptInfo\x12\x16\n\x0elogits_digests\x18\r \x03(\x0c\"]\n\nPromptInfo\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12(\n\x08logprobs\x18\x03 \x03(\x0b\x32\x16.pando.v1.TokenLogprob\"|\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12$\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x14.pando.v1.ChatPromptH\x00\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08\x42\x08\n\x06prompt\"Z\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\x0c\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\"R\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xbf\x01\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x19\n\x11has_chat_template\x18\x06 \x01(\x08\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x16\n\x0e\x63reated_unix_s\x18\x08 \x01(\x03\"\x14\n\x12ListWorkersRequest\">\n\x13ListWorkersResponse\x12\'\n\x07workers\x18\x01 \x03(\x0b\x32\x16.pando.v1.WorkerStatus\"\xa1\x02\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05roles\x18\x04 \x03(\t\x12\r\n\x05state\x18\x05 \x01(\t\x12\x13\n\x0bnum_running\x18\x06 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x07 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x08 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\t \x01(\r\x12\x15\n\rblocks_cached\x18\n \x01(\r\x12\x13\n\x0b\x62locks_held\x18\x0b \x01(\r\x12\x16\n\x0e\x62locks_in_view\x18\x0c \x01(\r\x12\x12\n\ntransports\x18\r \x03(\t\x12\x0b\n\x03pid\x18\x0e \x01(\x04\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1e\n\rAbortResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x32\xa5\x03\n\tInference\x12\x43\n\x08Generate\x12\x19.pando.v1.GenerateRequest\x1a\x1a.pando.v1.GenerateResponse0\x01\x12\x41\n\x08Tokenize\x12\x19.pando.v1.TokenizeRequest\x1a\x1a.pando.v1.TokenizeResponse\x12G\n\nDetokenize\x12\x1b.pando.v1.DetokenizeRequest\x1a\x1c.pando.v1.DetokenizeResponse\x12\x41\n\x08GetModel\x12\x19.pando.v1.GetModelRequest\x1a\x1a.pando.v1.GetModelResponse\x12J\n\x0bListWorkers\x12\x1c.pando.v1.ListWorkersRequest\x1a\x1d.pando.v1.ListWorkersResponse\x12\x38\n\x05\x41\x62ort\x12\x16.pando.v1.AbortRequest\x1a\x17.pando.v1.AbortResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pando/v1/inference.proto\x12\x08pando.v1\x1a\x14pando/v1/types.proto\"\xf0\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12$\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x14.pando.v1.ChatPromptH\x00\x12\'\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x12.pando.v1.TokenIdsH\x00\x12\x18\n\x10output_token_ids\x18\x06 \x03(\r\x12*\n\x08sampling\x18\x07 \x01(\x0b\x32\x18.pando.v1.SamplingParams\x12\t\n\x01n\x18\x08 \x01(\r\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x10\n\x08priority\x18\n \x01(\x05\x12\x12\n\nsession_id\x18\x0b \x01(\t\x12\x1f\n\x17return_prompt_token_ids\x18\x0c \x01(\x08\x12\x0e\n\x06tenant\x18\r \x01(\t\x12\x15\n\rtenant_weight\x18\x0e \x01(\rB\x08\n\x06prompt\"\xde\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x13\n\x0btoken_index\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x13\n\x0btext_offset\x18\x06 \x01(\r\x12\x0c\n\x04text\x18\x07 \x01(\t\x12(\n\x08logprobs\x18\x08 \x03(\x0b\x32\x16.pando.v1.TokenLogprob\x12-\n\rfinish_reason\x18\t \x01(\x0e\x32\x16.pando.v1.FinishReason\x12\x13\n\x0bstop_reason\x18\n \x01(\t\x12\x1e\n\x05usage\x18\x0b \x01(\x0b\x32\x0f.pando.v1.Usage\x12$\n\x06prompt\x18\x0c \x01(\x0b\x32\x14.pando.v1.PromptInfo\x12\x16\n\x0elogits_digests\x18\r \x03(\x0c\"]\n\nPromptInfo\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12(\n\x08logprobs\x18\x03 \x03(\x0b\x32\x16.pando.v1.TokenLogprob\"|\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12$\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x14.pando.v1.ChatPromptH\x00\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08\x42\x08\n\x06prompt\"Z\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\x0c\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\"R\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xbf\x01\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x19\n\x11has_chat_template\x18\x06 \x01(\x08\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x16\n\x0e\x63reated_unix_s\x18\x08 \x01(\x03\"\x14\n\x12ListWorkersRequest\">\n\x13ListWorkersResponse\x12\'\n\x07workers\x18\x01 \x03(\x0b\x32\x16.pando.v1.WorkerStatus\"\xa1\x02\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05roles\x18\x04 \x03(\t\x12\r\n\x05state\x18\x05 \x01(\t\x12\x13\n\x0bnum_running\x18\x06 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x07 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x08 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\t \x01(\r\x12\x15\n\rblocks_cached\x18\n \x01(\r\x12\x13\n\x0b\x62locks_held\x18\x0b \x01(\r\x12\x16\n\x0e\x62locks_in_view\x18\x0c \x01(\r\x12\x12\n\ntransports\x18\r \x03(\t\x12\x0b\n\x03pid\x18\x0e \x01(\x04\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1e\n\rAbortResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x32\xa5\x03\n\tInference\x12\x43\n\x08Generate\x12\x19.pando.v1.GenerateRequest\x1a\x1a.pando.v1.GenerateResponse0\x01\x12\x41\n\x08Tokenize\x12\x19.pando.v1.TokenizeRequest\x1a\x1a.pando.v1.TokenizeResponse\x12G\n\nDetokenize\x12\x1b.pando.v1.DetokenizeRequest\x1a\x1c.pando.v1.DetokenizeResponse\x12\x41\n\x08GetModel\x12\x19.pando.v1.GetModelRequest\x1a\x1a.pando.v1.GetModelResponse\x12J\n\x0bListWorkers\x12\x1c.pando.v1.ListWorkersRequest\x1a\x1d.pando.v1.ListWorkersResponse\x12\x38\n\x05\x41\x62ort\x12\x16.pando.v1.AbortRequest\x1a\x17.pando.v1.AbortResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,33 +33,33 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pando.v1.inference_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEREQUEST']._serialized_start=61
-  _globals['_GENERATEREQUEST']._serialized_end=390
-  _globals['_GENERATERESPONSE']._serialized_start=393
-  _globals['_GENERATERESPONSE']._serialized_end=743
-  _globals['_PROMPTINFO']._serialized_start=745
-  _globals['_PROMPTINFO']._serialized_end=838
-  _globals['_TOKENIZEREQUEST']._serialized_start=840
-  _globals['_TOKENIZEREQUEST']._serialized_end=964
-  _globals['_TOKENIZERESPONSE']._serialized_start=966
-  _globals['_TOKENIZERESPONSE']._serialized_end=1056
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1058
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1140
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1142
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1176
-  _globals['_GETMODELREQUEST']._serialized_start=1178
-  _globals['_GETMODELREQUEST']._serialized_end=1210
-  _globals['_GETMODELRESPONSE']._serialized_start=1213
-  _globals['_GETMODELRESPONSE']._serialized_end=1404
-  _globals['_LISTWORKERSREQUEST']._serialized_start=1406
-  _globals['_LISTWORKERSREQUEST']._serialized_end=1426
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=1428
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=1490
-  _globals['_WORKERSTATUS']._serialized_start=1493
-  _globals['_WORKERSTATUS']._serialized_end=1782
-  _globals['_ABORTREQUEST']._serialized_start=1784
-  _globals['_ABORTREQUEST']._serialized_end=1818
-  _globals['_ABORTRESPONSE']._serialized_start=1820
-  _globals['_ABORTRESPONSE']._serialized_end=1850
-  _globals['_INFERENCE']._serialized_start=1853
-  _globals['_INFERENCE']._serialized_end=2274
+  _globals['_GENERATEREQUEST']._serialized_end=429
+  _globals['_GENERATERESPONSE']._serialized_start=432
+  _globals['_GENERATERESPONSE']._serialized_end=782
+  _globals['_PROMPTINFO']._serialized_start=784
+  _globals['_PROMPTINFO']._serialized_end=877
+  _globals['_TOKENIZEREQUEST']._serialized_start=879
+  _globals['_TOKENIZEREQUEST']._serialized_end=1003
+  _globals['_TOKENIZERESPONSE']._serialized_start=1005
+  _globals['_TOKENIZERESPONSE']._serialized_end=1095
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1097
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1179
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1181
+  _globals['_DETOKENIZERESPONSE']._serialized_end=1215
+  _globals['_GETMODELREQUEST']._serialized_start=1217
+  _globals['_GETMODELREQUEST']._serialized_end=1249
+  _globals['_GETMODELRESPONSE']._serialized_start=1252
+  _globals['_GETMODELRESPONSE']._serialized_end=1443
+  _globals['_LISTWORKERSREQUEST']._serialized_start=1445
+  _globals['_LISTWORKERSREQUEST']._serialized_end=1465
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=1467
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=1529
+  _globals['_WORKERSTATUS']._serialized_start=1532
+  _globals['_WORKERSTATUS']._serialized_end=1821
+  _globals['_ABORTREQUEST']._serialized_start=1823
+  _globals['_ABORTREQUEST']._serialized_end=1857
+  _globals['_ABORTRESPONSE']._serialized_start=1859
+  _globals['_ABORTRESPONSE']._serialized_end=1889
+  _globals['_INFERENCE']._serialized_start=1892
+  _globals['_INFERENCE']._serialized_end=2313
 # @@protoc_insertion_point(module_scope)
