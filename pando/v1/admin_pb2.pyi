@@ -139,6 +139,40 @@ class SetPoliciesResponse(_message.Message):
     policies: Policies
     def __init__(self, policies: _Optional[_Union[Policies, _Mapping]] = ...) -> None: ...
 
+class GetRolesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetRolesResponse(_message.Message):
+    __slots__ = ("worker_id", "roles", "num_prefill", "num_decode", "changed_s")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFILL_FIELD_NUMBER: _ClassVar[int]
+    NUM_DECODE_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_S_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    roles: _containers.RepeatedScalarFieldContainer[str]
+    num_prefill: int
+    num_decode: int
+    changed_s: float
+    def __init__(self, worker_id: _Optional[str] = ..., roles: _Optional[_Iterable[str]] = ..., num_prefill: _Optional[int] = ..., num_decode: _Optional[int] = ..., changed_s: _Optional[float] = ...) -> None: ...
+
+class SetRoleRequest(_message.Message):
+    __slots__ = ("roles", "drain_s")
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_S_FIELD_NUMBER: _ClassVar[int]
+    roles: _containers.RepeatedScalarFieldContainer[str]
+    drain_s: float
+    def __init__(self, roles: _Optional[_Iterable[str]] = ..., drain_s: _Optional[float] = ...) -> None: ...
+
+class SetRoleResponse(_message.Message):
+    __slots__ = ("roles", "before")
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    roles: GetRolesResponse
+    before: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, roles: _Optional[_Union[GetRolesResponse, _Mapping]] = ..., before: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class ListFailpointsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -62,6 +62,16 @@ class AdminServiceStub(object):
                 request_serializer=pando_dot_v1_dot_admin__pb2.SetPoliciesRequest.SerializeToString,
                 response_deserializer=pando_dot_v1_dot_admin__pb2.SetPoliciesResponse.FromString,
                 _registered_method=True)
+        self.GetRoles = channel.unary_unary(
+                '/pando.v1.AdminService/GetRoles',
+                request_serializer=pando_dot_v1_dot_admin__pb2.GetRolesRequest.SerializeToString,
+                response_deserializer=pando_dot_v1_dot_admin__pb2.GetRolesResponse.FromString,
+                _registered_method=True)
+        self.SetRole = channel.unary_unary(
+                '/pando.v1.AdminService/SetRole',
+                request_serializer=pando_dot_v1_dot_admin__pb2.SetRoleRequest.SerializeToString,
+                response_deserializer=pando_dot_v1_dot_admin__pb2.SetRoleResponse.FromString,
+                _registered_method=True)
         self.ListFailpoints = channel.unary_unary(
                 '/pando.v1.AdminService/ListFailpoints',
                 request_serializer=pando_dot_v1_dot_admin__pb2.ListFailpointsRequest.SerializeToString,
@@ -123,6 +133,23 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetRoles(self, request, context):
+        """Tells which roles the worker has and what runs for each. No side effects.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetRole(self, request, context):
+        """Gives the worker the roles in the request, and no others. Its cache, id and incarnation stay. From then on it refuses
+        what is new for a role that it has not (UNAVAILABLE, wrong_role); what runs for it may end within drain_s, and what
+        does not is refused as well, so that the router moves it. Returns at once. Idempotent.
+        Whether others have the role that is given up is not checked.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListFailpoints(self, request, context):
         """Lists failpoints and what is armed. No side effects.
         Errors of this and the next two: UNIMPLEMENTED unless the worker was started with failpoints.
@@ -172,6 +199,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.SetPolicies,
                     request_deserializer=pando_dot_v1_dot_admin__pb2.SetPoliciesRequest.FromString,
                     response_serializer=pando_dot_v1_dot_admin__pb2.SetPoliciesResponse.SerializeToString,
+            ),
+            'GetRoles': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRoles,
+                    request_deserializer=pando_dot_v1_dot_admin__pb2.GetRolesRequest.FromString,
+                    response_serializer=pando_dot_v1_dot_admin__pb2.GetRolesResponse.SerializeToString,
+            ),
+            'SetRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRole,
+                    request_deserializer=pando_dot_v1_dot_admin__pb2.SetRoleRequest.FromString,
+                    response_serializer=pando_dot_v1_dot_admin__pb2.SetRoleResponse.SerializeToString,
             ),
             'ListFailpoints': grpc.unary_unary_rpc_method_handler(
                     servicer.ListFailpoints,
@@ -327,6 +364,60 @@ class AdminService(object):
             '/pando.v1.AdminService/SetPolicies',
             pando_dot_v1_dot_admin__pb2.SetPoliciesRequest.SerializeToString,
             pando_dot_v1_dot_admin__pb2.SetPoliciesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRoles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pando.v1.AdminService/GetRoles',
+            pando_dot_v1_dot_admin__pb2.GetRolesRequest.SerializeToString,
+            pando_dot_v1_dot_admin__pb2.GetRolesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pando.v1.AdminService/SetRole',
+            pando_dot_v1_dot_admin__pb2.SetRoleRequest.SerializeToString,
+            pando_dot_v1_dot_admin__pb2.SetRoleResponse.FromString,
             options,
             channel_credentials,
             insecure,

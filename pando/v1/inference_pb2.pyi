@@ -150,10 +150,12 @@ class ListWorkersRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListWorkersResponse(_message.Message):
-    __slots__ = ("workers",)
+    __slots__ = ("workers", "role_advice")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_ADVICE_FIELD_NUMBER: _ClassVar[int]
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
-    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ...) -> None: ...
+    role_advice: str
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., role_advice: _Optional[str] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("worker_id", "incarnation", "address", "roles", "state", "num_running", "num_waiting", "waiting_tokens", "blocks_free", "blocks_cached", "blocks_held", "blocks_in_view", "transports", "pid")

@@ -228,7 +228,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatsResponse(_message.Message):
-    __slots__ = ("worker_id", "incarnation", "num_running", "num_waiting", "waiting_tokens", "blocks_free", "blocks_cached", "blocks_held", "blocks_total", "engine_step_age_s", "prefill_tokens_per_s", "draining")
+    __slots__ = ("worker_id", "incarnation", "num_running", "num_waiting", "waiting_tokens", "blocks_free", "blocks_cached", "blocks_held", "blocks_total", "engine_step_age_s", "prefill_tokens_per_s", "draining", "roles", "max_num_seqs")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +241,8 @@ class GetStatsResponse(_message.Message):
     ENGINE_STEP_AGE_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     incarnation: int
     num_running: int
@@ -253,7 +255,9 @@ class GetStatsResponse(_message.Message):
     engine_step_age_s: float
     prefill_tokens_per_s: float
     draining: bool
-    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_held: _Optional[int] = ..., blocks_total: _Optional[int] = ..., engine_step_age_s: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ..., draining: bool = ...) -> None: ...
+    roles: _containers.RepeatedScalarFieldContainer[str]
+    max_num_seqs: int
+    def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., blocks_free: _Optional[int] = ..., blocks_cached: _Optional[int] = ..., blocks_held: _Optional[int] = ..., blocks_total: _Optional[int] = ..., engine_step_age_s: _Optional[float] = ..., prefill_tokens_per_s: _Optional[float] = ..., draining: bool = ..., roles: _Optional[_Iterable[str]] = ..., max_num_seqs: _Optional[int] = ...) -> None: ...
 
 class AbortRequestRequest(_message.Message):
     __slots__ = ("request_id",)
