@@ -200,3 +200,75 @@ class AbortResponse(_message.Message):
     FOUND_FIELD_NUMBER: _ClassVar[int]
     found: bool
     def __init__(self, found: bool = ...) -> None: ...
+
+class ExplainRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("found", "request_id", "policy", "decisions")
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    request_id: str
+    policy: str
+    decisions: _containers.RepeatedCompositeFieldContainer[Decision]
+    def __init__(self, found: bool = ..., request_id: _Optional[str] = ..., policy: _Optional[str] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ...) -> None: ...
+
+class Decision(_message.Message):
+    __slots__ = ("choice", "attempt", "age_s", "num_tokens", "decode_worker", "prefill_worker", "reason", "sources", "candidates", "outcome", "expected_ttft_s", "ttft_s", "reused")
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_WORKER_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_WORKER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_TTFT_S_FIELD_NUMBER: _ClassVar[int]
+    TTFT_S_FIELD_NUMBER: _ClassVar[int]
+    REUSED_FIELD_NUMBER: _ClassVar[int]
+    choice: int
+    attempt: int
+    age_s: float
+    num_tokens: int
+    decode_worker: str
+    prefill_worker: str
+    reason: str
+    sources: _containers.RepeatedScalarFieldContainer[str]
+    candidates: _containers.RepeatedCompositeFieldContainer[CandidateCost]
+    outcome: str
+    expected_ttft_s: float
+    ttft_s: float
+    reused: _types_pb2.CachedTokens
+    def __init__(self, choice: _Optional[int] = ..., attempt: _Optional[int] = ..., age_s: _Optional[float] = ..., num_tokens: _Optional[int] = ..., decode_worker: _Optional[str] = ..., prefill_worker: _Optional[str] = ..., reason: _Optional[str] = ..., sources: _Optional[_Iterable[str]] = ..., candidates: _Optional[_Iterable[_Union[CandidateCost, _Mapping]]] = ..., outcome: _Optional[str] = ..., expected_ttft_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., reused: _Optional[_Union[_types_pb2.CachedTokens, _Mapping]] = ...) -> None: ...
+
+class CandidateCost(_message.Message):
+    __slots__ = ("worker_id", "role", "cached_tokens", "queue_s", "prefill_s", "load_s", "transfer_s", "decode_s", "total_s", "chosen")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
+    DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_S_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    role: str
+    cached_tokens: int
+    queue_s: float
+    prefill_s: float
+    load_s: float
+    transfer_s: float
+    decode_s: float
+    total_s: float
+    chosen: bool
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., load_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., total_s: _Optional[float] = ..., chosen: bool = ...) -> None: ...

@@ -65,6 +65,11 @@ class InferenceStub(object):
                 request_serializer=pando_dot_v1_dot_inference__pb2.AbortRequest.SerializeToString,
                 response_deserializer=pando_dot_v1_dot_inference__pb2.AbortResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/pando.v1.Inference/Explain',
+                request_serializer=pando_dot_v1_dot_inference__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=pando_dot_v1_dot_inference__pb2.ExplainResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer(object):
@@ -119,6 +124,14 @@ class InferenceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Tells how a recent request was placed: candidates with their costs, the choice and why, every attempt, and what was
+        really reused. No side effects. found is false when the router does not remember the request.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -151,6 +164,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Abort,
                     request_deserializer=pando_dot_v1_dot_inference__pb2.AbortRequest.FromString,
                     response_serializer=pando_dot_v1_dot_inference__pb2.AbortResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=pando_dot_v1_dot_inference__pb2.ExplainRequest.FromString,
+                    response_serializer=pando_dot_v1_dot_inference__pb2.ExplainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -316,6 +334,33 @@ class Inference(object):
             '/pando.v1.Inference/Abort',
             pando_dot_v1_dot_inference__pb2.AbortRequest.SerializeToString,
             pando_dot_v1_dot_inference__pb2.AbortResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pando.v1.Inference/Explain',
+            pando_dot_v1_dot_inference__pb2.ExplainRequest.SerializeToString,
+            pando_dot_v1_dot_inference__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -188,18 +188,28 @@ class WatchRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WatchResponse(_message.Message):
-    __slots__ = ("incarnation", "seq", "snapshot", "snapshot_end", "events")
+    __slots__ = ("incarnation", "seq", "snapshot", "snapshot_end", "events", "digest")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_END_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     seq: int
     snapshot: bool
     snapshot_end: bool
     events: _containers.RepeatedCompositeFieldContainer[BlockEvent]
-    def __init__(self, incarnation: _Optional[int] = ..., seq: _Optional[int] = ..., snapshot: bool = ..., snapshot_end: bool = ..., events: _Optional[_Iterable[_Union[BlockEvent, _Mapping]]] = ...) -> None: ...
+    digest: IndexDigest
+    def __init__(self, incarnation: _Optional[int] = ..., seq: _Optional[int] = ..., snapshot: bool = ..., snapshot_end: bool = ..., events: _Optional[_Iterable[_Union[BlockEvent, _Mapping]]] = ..., digest: _Optional[_Union[IndexDigest, _Mapping]] = ...) -> None: ...
+
+class IndexDigest(_message.Message):
+    __slots__ = ("num_entries", "sum")
+    NUM_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    num_entries: int
+    sum: int
+    def __init__(self, num_entries: _Optional[int] = ..., sum: _Optional[int] = ...) -> None: ...
 
 class BlockEvent(_message.Message):
     __slots__ = ("kind", "prefix_hash", "parent_hash", "tier")
