@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from pando.v1 import types_pb2 as pando_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pando/v1/inference.proto\x12\x08pando.v1\x1a\x14pando/v1/types.proto\"\xf0\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12$\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x14.pando.v1.ChatPromptH\x00\x12\'\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x12.pando.v1.TokenIdsH\x00\x12\x18\n\x10output_token_ids\x18\x06 \x03(\r\x12*\n\x08sampling\x18\x07 \x01(\x0b\x32\x18.pando.v1.SamplingParams\x12\t\n\x01n\x18\x08 \x01(\r\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x10\n\x08priority\x18\n \x01(\x05\x12\x12\n\nsession_id\x18\x0b \x01(\t\x12\x1f\n\x17return_prompt_token_ids\x18\x0c \x01(\x08\x12\x0e\n\x06tenant\x18\r \x01(\t\x12\x15\n\rtenant_weight\x18\x0e \x01(\rB\x08\n\x06prompt\"\xde\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x13\n\x0btoken_index\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x13\n\x0btext_offset\x18\x06 \x01(\r\x12\x0c\n\x04text\x18\x07 \x01(\t\x12(\n\x08logprobs\x18\x08 \x03(\x0b\x32\x16.pando.v1.TokenLogprob\x12-\n\rfinish_reason\x18\t \x01(\x0e\x32\x16.pando.v1.FinishReason\x12\x13\n\x0bstop_reason\x18\n \x01(\t\x12\x1e\n\x05usage\x18\x0b \x01(\x0b\x32\x0f.pando.v1.Usage\x12$\n\x06prompt\x18\x0c \x01(\x0b\x32\x14.pando.v1.PromptInfo\x12\x16\n\x0elogits_digests\x18\r \x03(\x0c\"]\n\nPromptInfo\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12(\n\x08logprobs\x18\x03 \x03(\x0b\x32\x16.pando.v1.TokenLogprob\"|\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12$\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x14.pando.v1.ChatPromptH\x00\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08\x42\x08\n\x06prompt\"Z\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\x0c\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\"R\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xbf\x01\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x19\n\x11has_chat_template\x18\x06 \x01(\x08\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x16\n\x0e\x63reated_unix_s\x18\x08 \x01(\x03\"\x14\n\x12ListWorkersRequest\"S\n\x13ListWorkersResponse\x12\'\n\x07workers\x18\x01 \x03(\x0b\x32\x16.pando.v1.WorkerStatus\x12\x13\n\x0brole_advice\x18\x02 \x01(\t\"\xa1\x02\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05roles\x18\x04 \x03(\t\x12\r\n\x05state\x18\x05 \x01(\t\x12\x13\n\x0bnum_running\x18\x06 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x07 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x08 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\t \x01(\r\x12\x15\n\rblocks_cached\x18\n \x01(\r\x12\x13\n\x0b\x62locks_held\x18\x0b \x01(\r\x12\x16\n\x0e\x62locks_in_view\x18\x0c \x01(\r\x12\x12\n\ntransports\x18\r \x03(\t\x12\x0b\n\x03pid\x18\x0e \x01(\x04\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1e\n\rAbortResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"k\n\x0f\x45xplainResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12%\n\tdecisions\x18\x04 \x03(\x0b\x32\x12.pando.v1.Decision\"\xad\x02\n\x08\x44\x65\x63ision\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05\x61ge_s\x18\x03 \x01(\x01\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x15\n\rdecode_worker\x18\x05 \x01(\t\x12\x16\n\x0eprefill_worker\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x0f\n\x07sources\x18\x08 \x03(\t\x12+\n\ncandidates\x18\t \x03(\x0b\x32\x17.pando.v1.CandidateCost\x12\x0f\n\x07outcome\x18\n \x01(\t\x12\x17\n\x0f\x65xpected_ttft_s\x18\x0b \x01(\x01\x12\x0e\n\x06ttft_s\x18\x0c \x01(\x01\x12&\n\x06reused\x18\r \x01(\x0b\x32\x16.pando.v1.CachedTokens\"\xc2\x01\n\rCandidateCost\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x0f\n\x07queue_s\x18\x04 \x01(\x01\x12\x11\n\tprefill_s\x18\x05 \x01(\x01\x12\x0e\n\x06load_s\x18\x06 \x01(\x01\x12\x12\n\ntransfer_s\x18\x07 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x08 \x01(\x01\x12\x0f\n\x07total_s\x18\t \x01(\x01\x12\x0e\n\x06\x63hosen\x18\n \x01(\x08\x32\xe5\x03\n\tInference\x12\x43\n\x08Generate\x12\x19.pando.v1.GenerateRequest\x1a\x1a.pando.v1.GenerateResponse0\x01\x12\x41\n\x08Tokenize\x12\x19.pando.v1.TokenizeRequest\x1a\x1a.pando.v1.TokenizeResponse\x12G\n\nDetokenize\x12\x1b.pando.v1.DetokenizeRequest\x1a\x1c.pando.v1.DetokenizeResponse\x12\x41\n\x08GetModel\x12\x19.pando.v1.GetModelRequest\x1a\x1a.pando.v1.GetModelResponse\x12J\n\x0bListWorkers\x12\x1c.pando.v1.ListWorkersRequest\x1a\x1d.pando.v1.ListWorkersResponse\x12\x38\n\x05\x41\x62ort\x12\x16.pando.v1.AbortRequest\x1a\x17.pando.v1.AbortResponse\x12>\n\x07\x45xplain\x12\x18.pando.v1.ExplainRequest\x1a\x19.pando.v1.ExplainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pando/v1/inference.proto\x12\x08pando.v1\x1a\x14pando/v1/types.proto\"\x86\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12$\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x14.pando.v1.ChatPromptH\x00\x12\'\n\ttoken_ids\x18\x05 \x01(\x0b\x32\x12.pando.v1.TokenIdsH\x00\x12\x18\n\x10output_token_ids\x18\x06 \x03(\r\x12*\n\x08sampling\x18\x07 \x01(\x0b\x32\x18.pando.v1.SamplingParams\x12\t\n\x01n\x18\x08 \x01(\r\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x10\n\x08priority\x18\n \x01(\x05\x12\x12\n\nsession_id\x18\x0b \x01(\t\x12\x1f\n\x17return_prompt_token_ids\x18\x0c \x01(\x08\x12\x0e\n\x06tenant\x18\r \x01(\t\x12\x15\n\rtenant_weight\x18\x0e \x01(\r\x12\x14\n\x0c\x66irst_choice\x18\x0f \x01(\rB\x08\n\x06prompt\"\xde\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x13\n\x0btoken_index\x18\x04 \x01(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x13\n\x0btext_offset\x18\x06 \x01(\r\x12\x0c\n\x04text\x18\x07 \x01(\t\x12(\n\x08logprobs\x18\x08 \x03(\x0b\x32\x16.pando.v1.TokenLogprob\x12-\n\rfinish_reason\x18\t \x01(\x0e\x32\x16.pando.v1.FinishReason\x12\x13\n\x0bstop_reason\x18\n \x01(\t\x12\x1e\n\x05usage\x18\x0b \x01(\x0b\x32\x0f.pando.v1.Usage\x12$\n\x06prompt\x18\x0c \x01(\x0b\x32\x14.pando.v1.PromptInfo\x12\x16\n\x0elogits_digests\x18\r \x03(\x0c\"]\n\nPromptInfo\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12(\n\x08logprobs\x18\x03 \x03(\x0b\x32\x16.pando.v1.TokenLogprob\"|\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12$\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x14.pando.v1.ChatPromptH\x00\x12\x1a\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08\x42\x08\n\x06prompt\"Z\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\x0c\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\"R\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xbf\x01\n\x10GetModelResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\r\x12\x19\n\x11has_chat_template\x18\x06 \x01(\x08\x12\x12\n\nblock_size\x18\x07 \x01(\r\x12\x16\n\x0e\x63reated_unix_s\x18\x08 \x01(\x03\"\x14\n\x12ListWorkersRequest\"S\n\x13ListWorkersResponse\x12\'\n\x07workers\x18\x01 \x03(\x0b\x32\x16.pando.v1.WorkerStatus\x12\x13\n\x0brole_advice\x18\x02 \x01(\t\"\xa1\x02\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05roles\x18\x04 \x03(\t\x12\r\n\x05state\x18\x05 \x01(\t\x12\x13\n\x0bnum_running\x18\x06 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x07 \x01(\r\x12\x16\n\x0ewaiting_tokens\x18\x08 \x01(\r\x12\x13\n\x0b\x62locks_free\x18\t \x01(\r\x12\x15\n\rblocks_cached\x18\n \x01(\r\x12\x13\n\x0b\x62locks_held\x18\x0b \x01(\r\x12\x16\n\x0e\x62locks_in_view\x18\x0c \x01(\r\x12\x12\n\ntransports\x18\r \x03(\t\x12\x0b\n\x03pid\x18\x0e \x01(\x04\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1e\n\rAbortResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"k\n\x0f\x45xplainResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12%\n\tdecisions\x18\x04 \x03(\x0b\x32\x12.pando.v1.Decision\"\xad\x02\n\x08\x44\x65\x63ision\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05\x61ge_s\x18\x03 \x01(\x01\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x15\n\rdecode_worker\x18\x05 \x01(\t\x12\x16\n\x0eprefill_worker\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x0f\n\x07sources\x18\x08 \x03(\t\x12+\n\ncandidates\x18\t \x03(\x0b\x32\x17.pando.v1.CandidateCost\x12\x0f\n\x07outcome\x18\n \x01(\t\x12\x17\n\x0f\x65xpected_ttft_s\x18\x0b \x01(\x01\x12\x0e\n\x06ttft_s\x18\x0c \x01(\x01\x12&\n\x06reused\x18\r \x01(\x0b\x32\x16.pando.v1.CachedTokens\"\xc2\x01\n\rCandidateCost\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x0f\n\x07queue_s\x18\x04 \x01(\x01\x12\x11\n\tprefill_s\x18\x05 \x01(\x01\x12\x0e\n\x06load_s\x18\x06 \x01(\x01\x12\x12\n\ntransfer_s\x18\x07 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x08 \x01(\x01\x12\x0f\n\x07total_s\x18\t \x01(\x01\x12\x0e\n\x06\x63hosen\x18\n \x01(\x08\x32\xe5\x03\n\tInference\x12\x43\n\x08Generate\x12\x19.pando.v1.GenerateRequest\x1a\x1a.pando.v1.GenerateResponse0\x01\x12\x41\n\x08Tokenize\x12\x19.pando.v1.TokenizeRequest\x1a\x1a.pando.v1.TokenizeResponse\x12G\n\nDetokenize\x12\x1b.pando.v1.DetokenizeRequest\x1a\x1c.pando.v1.DetokenizeResponse\x12\x41\n\x08GetModel\x12\x19.pando.v1.GetModelRequest\x1a\x1a.pando.v1.GetModelResponse\x12J\n\x0bListWorkers\x12\x1c.pando.v1.ListWorkersRequest\x1a\x1d.pando.v1.ListWorkersResponse\x12\x38\n\x05\x41\x62ort\x12\x16.pando.v1.AbortRequest\x1a\x17.pando.v1.AbortResponse\x12>\n\x07\x45xplain\x12\x18.pando.v1.ExplainRequest\x1a\x19.pando.v1.ExplainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,41 +33,41 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pando.v1.inference_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEREQUEST']._serialized_start=61
-  _globals['_GENERATEREQUEST']._serialized_end=429
-  _globals['_GENERATERESPONSE']._serialized_start=432
-  _globals['_GENERATERESPONSE']._serialized_end=782
-  _globals['_PROMPTINFO']._serialized_start=784
-  _globals['_PROMPTINFO']._serialized_end=877
-  _globals['_TOKENIZEREQUEST']._serialized_start=879
-  _globals['_TOKENIZEREQUEST']._serialized_end=1003
-  _globals['_TOKENIZERESPONSE']._serialized_start=1005
-  _globals['_TOKENIZERESPONSE']._serialized_end=1095
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1097
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1179
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1181
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1215
-  _globals['_GETMODELREQUEST']._serialized_start=1217
-  _globals['_GETMODELREQUEST']._serialized_end=1249
-  _globals['_GETMODELRESPONSE']._serialized_start=1252
-  _globals['_GETMODELRESPONSE']._serialized_end=1443
-  _globals['_LISTWORKERSREQUEST']._serialized_start=1445
-  _globals['_LISTWORKERSREQUEST']._serialized_end=1465
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=1467
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=1550
-  _globals['_WORKERSTATUS']._serialized_start=1553
-  _globals['_WORKERSTATUS']._serialized_end=1842
-  _globals['_ABORTREQUEST']._serialized_start=1844
-  _globals['_ABORTREQUEST']._serialized_end=1878
-  _globals['_ABORTRESPONSE']._serialized_start=1880
-  _globals['_ABORTRESPONSE']._serialized_end=1910
-  _globals['_EXPLAINREQUEST']._serialized_start=1912
-  _globals['_EXPLAINREQUEST']._serialized_end=1948
-  _globals['_EXPLAINRESPONSE']._serialized_start=1950
-  _globals['_EXPLAINRESPONSE']._serialized_end=2057
-  _globals['_DECISION']._serialized_start=2060
-  _globals['_DECISION']._serialized_end=2361
-  _globals['_CANDIDATECOST']._serialized_start=2364
-  _globals['_CANDIDATECOST']._serialized_end=2558
-  _globals['_INFERENCE']._serialized_start=2561
-  _globals['_INFERENCE']._serialized_end=3046
+  _globals['_GENERATEREQUEST']._serialized_end=451
+  _globals['_GENERATERESPONSE']._serialized_start=454
+  _globals['_GENERATERESPONSE']._serialized_end=804
+  _globals['_PROMPTINFO']._serialized_start=806
+  _globals['_PROMPTINFO']._serialized_end=899
+  _globals['_TOKENIZEREQUEST']._serialized_start=901
+  _globals['_TOKENIZEREQUEST']._serialized_end=1025
+  _globals['_TOKENIZERESPONSE']._serialized_start=1027
+  _globals['_TOKENIZERESPONSE']._serialized_end=1117
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1119
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1201
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1203
+  _globals['_DETOKENIZERESPONSE']._serialized_end=1237
+  _globals['_GETMODELREQUEST']._serialized_start=1239
+  _globals['_GETMODELREQUEST']._serialized_end=1271
+  _globals['_GETMODELRESPONSE']._serialized_start=1274
+  _globals['_GETMODELRESPONSE']._serialized_end=1465
+  _globals['_LISTWORKERSREQUEST']._serialized_start=1467
+  _globals['_LISTWORKERSREQUEST']._serialized_end=1487
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=1489
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=1572
+  _globals['_WORKERSTATUS']._serialized_start=1575
+  _globals['_WORKERSTATUS']._serialized_end=1864
+  _globals['_ABORTREQUEST']._serialized_start=1866
+  _globals['_ABORTREQUEST']._serialized_end=1900
+  _globals['_ABORTRESPONSE']._serialized_start=1902
+  _globals['_ABORTRESPONSE']._serialized_end=1932
+  _globals['_EXPLAINREQUEST']._serialized_start=1934
+  _globals['_EXPLAINREQUEST']._serialized_end=1970
+  _globals['_EXPLAINRESPONSE']._serialized_start=1972
+  _globals['_EXPLAINRESPONSE']._serialized_end=2079
+  _globals['_DECISION']._serialized_start=2082
+  _globals['_DECISION']._serialized_end=2383
+  _globals['_CANDIDATECOST']._serialized_start=2386
+  _globals['_CANDIDATECOST']._serialized_end=2580
+  _globals['_INFERENCE']._serialized_start=2583
+  _globals['_INFERENCE']._serialized_end=3068
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "chat", "token_ids", "output_token_ids", "sampling", "n", "cache_salt", "priority", "session_id", "return_prompt_token_ids", "tenant", "tenant_weight")
+    __slots__ = ("request_id", "model", "text", "chat", "token_ids", "output_token_ids", "sampling", "n", "cache_salt", "priority", "session_id", "return_prompt_token_ids", "tenant", "tenant_weight", "first_choice")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,7 @@ class GenerateRequest(_message.Message):
     RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     TENANT_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_CHOICE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -37,7 +38,8 @@ class GenerateRequest(_message.Message):
     return_prompt_token_ids: bool
     tenant: str
     tenant_weight: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[_types_pb2.ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., n: _Optional[int] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., session_id: _Optional[str] = ..., return_prompt_token_ids: bool = ..., tenant: _Optional[str] = ..., tenant_weight: _Optional[int] = ...) -> None: ...
+    first_choice: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[_types_pb2.ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., n: _Optional[int] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., session_id: _Optional[str] = ..., return_prompt_token_ids: bool = ..., tenant: _Optional[str] = ..., tenant_weight: _Optional[int] = ..., first_choice: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("request_id", "choice", "attempt", "token_index", "token_ids", "text_offset", "text", "logprobs", "finish_reason", "stop_reason", "usage", "prompt", "logits_digests")
