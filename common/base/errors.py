@@ -11,6 +11,7 @@
     ├── Unavailable           this process cannot serve it now               UNAVAILABLE          503
     │   ├── NotReady              still starting, or no worker
     │   ├── Draining              going down, takes nothing new
+    │   ├── WrongRole             has not the role that this needs
     │   └── PeerLost              another process died, froze or hung up
     ├── StepAborted           redo the step that failed                      ABORTED              503
     │   ├── LeaseLost             the lender ended the lease
@@ -125,6 +126,12 @@ class Draining(Unavailable):
     """Going down; takes nothing new."""
 
     default_reason = "draining"
+
+
+class WrongRole(Unavailable):
+    """The worker has not, or no longer, the role that the request needs."""
+
+    default_reason = "wrong_role"
 
 
 class PeerLost(Unavailable):

@@ -41,6 +41,7 @@ _CLASSES: tuple[type[PandoError], ...] = (
     errors.Overloaded,
     errors.NotReady,
     errors.Draining,
+    errors.WrongRole,
     errors.PeerLost,
     errors.Unavailable,
     errors.LeaseLost,

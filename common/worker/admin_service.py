@@ -1,4 +1,4 @@
-"""The RPCs for operators: tiers, policies and failpoints of one worker.
+"""The RPCs for operators: tiers, policies, roles and failpoints of one worker.
 
 Served on every worker's own port; router and gateway neither serve nor forward it, so no client reaches it. Each
 change is checked in full before anything happens, runs alone, and is logged.
@@ -21,6 +21,7 @@ from common.kv.eviction import EvictionPolicy
 from common.rpc.operator import AUTHORIZATION, OperatorGuard
 from common.rpc.server import Context
 from common.worker.admin import StorageRequest, TierControl, TierInfo, TierName
+from common.worker.roles import DECODE, PREFILL, WorkerRoles
 from pando.v1 import admin_pb2, admin_pb2_grpc
 
 MAX_NAMESPACE_BYTES = 64
@@ -33,11 +34,14 @@ E = TypeVar("E", bound=StrEnum)
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """`pando.v1.AdminService`."""
 
-    def __init__(self, worker_id: str, tiers: TierControl, failpoints: Failpoints, guard: OperatorGuard) -> None:
+    def __init__(
+        self, worker_id: str, tiers: TierControl, failpoints: Failpoints, guard: OperatorGuard, roles: WorkerRoles
+    ) -> None:
         self._worker_id = worker_id
         self._tiers = tiers
         self._failpoints = failpoints
         self._guard = guard
+        self._roles = roles
         self._changing = asyncio.Lock()
 
     async def GetTiers(self, request: admin_pb2.GetTiersRequest, context: Context) -> admin_pb2.GetTiersResponse:
@@ -94,6 +98,18 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         _log(context, "policies were set", **asdict(policies))
         return admin_pb2.SetPoliciesResponse(policies=self._policies())
 
+    async def GetRoles(self, request: admin_pb2.GetRolesRequest, context: Context) -> admin_pb2.GetRolesResponse:
+        """See the proto."""
+        self._check(context)
+        return self._role_state()
+
+    async def SetRole(self, request: admin_pb2.SetRoleRequest, context: Context) -> admin_pb2.SetRoleResponse:
+        """See the proto."""
+        self._check(context)
+        before = self._roles.set(request.roles, request.drain_s if request.HasField("drain_s") else None)
+        _log(context, "roles were set", before=before, roles=self._roles.names)
+        return admin_pb2.SetRoleResponse(roles=self._role_state(), before=before)
+
     async def ListFailpoints(
         self, request: admin_pb2.ListFailpointsRequest, context: Context
     ) -> admin_pb2.ListFailpointsResponse:
@@ -142,6 +158,16 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     def _armed(self) -> list[admin_pb2.ArmedFailpoint]:
         return [_armed_to_pb(armed) for armed in self._failpoints.armed()]
+
+    def _role_state(self) -> admin_pb2.GetRolesResponse:
+        roles = self._roles
+        return admin_pb2.GetRolesResponse(
+            worker_id=self._worker_id,
+            roles=roles.names,
+            num_prefill=roles.num_running(PREFILL),
+            num_decode=roles.num_running(DECODE),
+            changed_s=roles.changed_s,
+        )
 
     def _policies(self) -> admin_pb2.Policies:
         policies, prefetch = self._tiers.policies, self._tiers.prefetch

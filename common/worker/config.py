@@ -9,8 +9,8 @@ from pydantic import Field, field_validator
 
 from common.base.config import RegistryConfig, Settings, comma_list
 from common.worker.cache_config import CacheConfig
+from common.worker.roles import ROLES
 
-ROLES = ("prefill", "decode")
 TRANSPORTS = ("shm", "ucx", "tcp")
 
 
@@ -22,7 +22,7 @@ class WorkerConfig(CacheConfig):
     port: int = Field(0, ge=0, le=65535, description="gRPC port; 0 picks a free one")
     metrics_port: int = Field(0, ge=0, le=65535, description="Prometheus port; 0 picks a free one")
     worker_id: str = Field("", pattern="^[a-zA-Z0-9_-]*$", description="name in logs and registry; empty: made up")
-    roles: str = Field("", description="comma list of prefill, decode; empty: the service's own")
+    roles: str = Field("", description="comma list of prefill, decode at the start; empty: the service's own")
     dtype: str = Field("auto", pattern="^(auto|bf16|fp16|fp32)$", description="compute dtype; auto: the model's")
     kv_cache_dtype: str = Field(
         "auto", description="dtype of cached KV: auto (the compute dtype), or one of bf16, fp16, fp32, int8"

@@ -12,7 +12,7 @@ It does not know roles, RPCs or transports.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from common.base.clock import Clock, monotonic
@@ -189,10 +189,11 @@ class WorkerCore:
         self.fail(watched.request, Cancelled(f"request {request_id} was aborted"))
         return True
 
-    def fail_all(self, make_error: Callable[[], PandoError]) -> None:
-        """End every request and tell its sink why."""
-        for watched in list(self._watched.values()):
-            self.fail(watched.request, make_error())
+    def fail_all(self, make_error: Callable[[], PandoError], request_ids: Collection[str] | None = None) -> None:
+        """End every request, or those of these ids that run, and tell its sink why."""
+        for request_id, watched in list(self._watched.items()):
+            if request_ids is None or request_id in request_ids:
+                self.fail(watched.request, make_error())
 
     def hold(self, blocks: Sequence[int]) -> None:
         """Add a reference to blocks that are held or cached, for a transfer."""

@@ -14,6 +14,7 @@ from common.worker.generation import Generator, Job
 from common.worker.handoff_sender import cached_tokens_to_pb
 from common.worker.job import Limits, constrain, request_from_pb
 from common.worker.output import Piece
+from common.worker.roles import DECODE
 from common.worker.service import sources_from_pb
 from common.worker.state import WorkerState
 from pando.v1 import inference_pb2, types_pb2, worker_pb2, worker_pb2_grpc
@@ -50,13 +51,14 @@ class DecodeServicer(worker_pb2_grpc.DecodeServiceServicer):
             job = self._job(request)
             await constrain(job.request, self._grammars)
             first = True
-            async with aclosing(self._generator.generate(job)) as pieces:
-                async for piece in pieces:
-                    yield worker_pb2.DecodeServiceGenerateResponse(frame=self._frame(job, piece, first))
-                    first = False
+            with self._state.roles.running(DECODE, job.request.request_id):
+                async with aclosing(self._generator.generate(job)) as pieces:
+                    async for piece in pieces:
+                        yield worker_pb2.DecodeServiceGenerateResponse(frame=self._frame(job, piece, first))
+                        first = False
 
     def _job(self, request: worker_pb2.DecodeServiceGenerateRequest) -> Job:
-        self._state.check_takes_work()
+        self._state.check_takes_work(DECODE)
         message = request.request
         if message.namespace:
             self._state.identity.check_namespace(message.namespace)

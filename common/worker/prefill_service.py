@@ -12,6 +12,7 @@ from common.rpc.errors import about
 from common.rpc.server import Context
 from common.worker.handoff_sender import HandoffSender
 from common.worker.job import Limits, constrain, request_from_pb
+from common.worker.roles import PREFILL
 from common.worker.service import sources_from_pb
 from common.worker.state import WorkerState
 from pando.v1 import worker_pb2, worker_pb2_grpc
@@ -33,7 +34,7 @@ class PrefillServicer(worker_pb2_grpc.PrefillServiceServicer):
         self, request_iterator: AsyncIterator[worker_pb2.HandoffRequest], context: Context
     ) -> AsyncGenerator[worker_pb2.HandoffResponse, None]:
         """See the proto."""
-        self._state.check_takes_work()
+        self._state.check_takes_work(PREFILL)
         opening = await anext(request_iterator, None)
         if opening is None or opening.WhichOneof("message") != "start":
             raise InvalidRequest("a handoff opens with start")
@@ -42,12 +43,12 @@ class PrefillServicer(worker_pb2_grpc.PrefillServiceServicer):
             self._state.identity.check(start.identity)
             request = request_from_pb(start.request, self._limits, self._clock())
             await constrain(request, self._grammars)
-            sources = sources_from_pb(start.sources)
-            serving = self._sender.serve(request, start.num_blocks_held, sources, start.host_id)
-            async with aclosing(serving) as messages:
-                async for message in messages:
-                    yield message
-                    if message.WhichOneof("message") == "first_token":
-                        # In here, so that the loans live until decode has read everything and half-closes.
-                        async for _ in request_iterator:
-                            pass
+            sources, num_held = sources_from_pb(start.sources), start.num_blocks_held
+            with self._state.roles.running(PREFILL, request.request_id):
+                async with aclosing(self._sender.serve(request, num_held, sources, start.host_id)) as messages:
+                    async for message in messages:
+                        yield message
+                        if message.WhichOneof("message") == "first_token":
+                            # In here, so that the loans live until decode has read everything and half-closes.
+                            async for _ in request_iterator:
+                                pass

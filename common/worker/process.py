@@ -44,8 +44,7 @@ async def serve(settings: WorkerSettings, roles: Sequence[str], engine: Engine, 
         stopping = _stop_event()
         worker = Worker(settings, roles, engine)
         closing.push_async_callback(worker.close)
-        services = [SERVICES[name] for name in ("worker", "admin", *roles)]
-        server = RpcServer(worker.timeouts, services, worker.failpoints)
+        server = RpcServer(worker.timeouts, list(SERVICES.values()), worker.failpoints)
         closing.push_async_callback(server.stop, STOP_GRACE_S)
         address = f"{worker.config.host}:{server.bind(worker.config.host, worker.config.port)}"
         metrics_server = MetricsServer(worker.registry, worker.config.host, worker.config.metrics_port)
@@ -129,7 +128,7 @@ def _record(worker: Worker, state: WorkerState, address: str, metrics_address: s
         worker_id=worker.worker_id,
         incarnation=worker.incarnation,
         address=address,
-        roles=worker.roles,
+        roles=list(worker.roles.names),
         pid=state.pid,
         metrics_address=metrics_address,
         engine_step_age_s=worker.core.engine.step_age_s(),
@@ -139,7 +138,7 @@ def _record(worker: Worker, state: WorkerState, address: str, metrics_address: s
 
 def _facts(worker: Worker) -> dict[str, object]:
     return {
-        "roles": worker.roles,
+        "roles": worker.roles.names,
         "incarnation": worker.incarnation,
         "numerics": worker.engine.identity.numerics_id,
         "blocks": worker.core.cache.num_blocks,

@@ -15,6 +15,7 @@ from common.base.logging import Logger
 from common.cache.tiers import Tier
 from common.transport.select import TransportSet
 from common.worker.core import WorkerCore
+from common.worker.roles import ROLES, WorkerRoles
 
 REPORT_INTERVAL_S = 10.0
 
@@ -59,6 +60,29 @@ class TransportCollector(Collector):
             for family, value in zip(families, values, strict=True):
                 family.add_metric([driver], value)
         return families
+
+
+class RoleCollector(Collector):
+    """Exports which roles the worker has, what runs for each, and how often they changed."""
+
+    def __init__(self, roles: WorkerRoles, registry: CollectorRegistry) -> None:
+        self._roles = roles
+        registry.register(self)
+
+    def collect(self) -> list[Metric]:
+        """The families as they are now."""
+        has = GaugeMetricFamily("pando_worker_role", "1 where the worker has the role now.", labels=["role"])
+        runs = GaugeMetricFamily(
+            "pando_worker_role_requests",
+            "Requests that run for a role, those of a role that was given up among them.",
+            labels=["role"],
+        )
+        for role in ROLES:
+            has.add_metric([role], role in self._roles.names)
+            runs.add_metric([role], self._roles.num_running(role))
+        changes = CounterMetricFamily("pando_worker_role_changes", "Changes of the roles since the start.")
+        changes.add_metric([], self._roles.num_changes)
+        return [has, runs, changes]
 
 
 class TierCollector(Collector):

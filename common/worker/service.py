@@ -45,7 +45,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         return worker_pb2.GetInfoResponse(
             worker_id=state.worker_id,
             incarnation=state.incarnation,
-            roles=state.roles,
+            roles=state.roles.names,
             model=state.model,
             identity=state.identity.to_pb(),
             endpoints=[endpoint_to_pb(e) for e in state.endpoints],
@@ -116,6 +116,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             engine_step_age_s=self._core.engine.step_age_s(),
             prefill_tokens_per_s=self._core.prefill_tokens_per_s,
             draining=self._state.draining,
+            roles=self._state.roles.names,
+            max_num_seqs=scheduler.config.max_num_seqs,
         )
 
     async def AbortRequest(

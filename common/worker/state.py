@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from common.base.errors import Draining
 from common.transport.base import Endpoint
 from common.worker.job import Identity
+from common.worker.roles import WorkerRoles
 
 
 @dataclass(slots=True)
@@ -15,7 +16,8 @@ class WorkerState:
     """Who this worker is, and whether it takes new work.
 
     Attributes:
-        worker_id, incarnation, roles, model, pid: as they register.
+        worker_id, incarnation, model, pid: as they register.
+        roles: those that it has now.
         identity: see `Identity`.
         endpoints: transports that peers may read from.
         max_model_len, num_blocks: limits.
@@ -24,7 +26,7 @@ class WorkerState:
 
     worker_id: str
     incarnation: int
-    roles: Sequence[str]
+    roles: WorkerRoles
     model: str
     pid: int
     identity: Identity
@@ -33,7 +35,8 @@ class WorkerState:
     num_blocks: int
     draining: bool = False
 
-    def check_takes_work(self) -> None:
-        """Raise Draining on the way down."""
+    def check_takes_work(self, role: str) -> None:
+        """Raise Draining on the way down, WrongRole when the worker has not the role now."""
         if self.draining:
             raise Draining(f"worker {self.worker_id} is going down")
+        self.roles.check(role)

@@ -49,7 +49,8 @@ from common.worker.memory import create_regions
 from common.worker.metrics import WorkerMetrics
 from common.worker.peers import BlockReader, PeerPrefixes, Source
 from common.worker.prefill_service import PrefillServicer
-from common.worker.report import TierCollector, TransportCollector, export_gauges
+from common.worker.report import RoleCollector, TierCollector, TransportCollector, export_gauges
+from common.worker.roles import WorkerRoles
 from common.worker.service import WorkerServicer
 from common.worker.state import WorkerState
 from common.worker.tier_control import WorkerTiers
@@ -121,7 +122,6 @@ class Worker:
         config = settings.worker
         self.config = config
         self.timeouts = settings.timeouts.scaled()
-        self.roles = list(roles)
         self.engine = engine
         self.worker_id = config.worker_id
         self.incarnation = new_incarnation()
@@ -140,6 +140,7 @@ class Worker:
             feed=BlockFeed([tier.cache.snapshot for tier in tiers.tiers]),
             metrics=WorkerMetrics(self.registry),
         )
+        self.roles = WorkerRoles(self.worker_id, roles, self.core.fail_all, drain_s=self.timeouts.drain_s)
         drivers = TransportConfig(drivers=tuple(split_list(config.transport)))
         self.transports = TransportSet(make_drivers(drivers, host_id(), self.incarnation))
         self.grammars = GrammarStore(engine.vocabulary, jump_forward=config.jump_forward)
@@ -157,6 +158,7 @@ class Worker:
             self.core, engine.identity.namespace, self.tagger, self.failpoints, prefetch, around=around
         )
         export_gauges(self.core)
+        RoleCollector(self.roles, self.registry)
         TierCollector(self.core, self.registry)
         TransportCollector(self.transports, self.registry)
 
@@ -190,26 +192,22 @@ class Worker:
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(state, core, lender), server.grpc)
         guard = OperatorGuard(read_token(self.config.admin_token_file) if self.config.admin_token_file else "")
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
-            AdminServicer(self.worker_id, self.tiers, self.failpoints, guard), server.grpc
+            AdminServicer(self.worker_id, self.tiers, self.failpoints, guard, self.roles), server.grpc
         )
         token_bytes = engine.tokenizer.token_bytes
-        if "prefill" in self.roles:
-            sender = HandoffSender(core, lender, peers, state, token_bytes)
-            prefill = PrefillServicer(state, sender, engine.limits, self.grammars, core.clock)
-            worker_pb2_grpc.add_PrefillServiceServicer_to_server(prefill, server.grpc)
-        if "decode" in self.roles:
-            receiver = HandoffReceiver(self.channels, reader, engine.identity)
-            here = Source(self.worker_id, address, 0)
-            generator = Generator(
-                core=core,
-                tokenizer=engine.tokenizer,
-                receiver=receiver,
-                peers=peers,
-                here=here,
-                local_prefill_tokens=self.config.local_prefill_tokens,
-            )
-            decode = DecodeServicer(state, generator, engine.limits, self.grammars, token_bytes)
-            worker_pb2_grpc.add_DecodeServiceServicer_to_server(decode, server.grpc)
+        sender = HandoffSender(core, lender, peers, state, token_bytes)
+        prefill = PrefillServicer(state, sender, engine.limits, self.grammars, core.clock)
+        worker_pb2_grpc.add_PrefillServiceServicer_to_server(prefill, server.grpc)
+        generator = Generator(
+            core=core,
+            tokenizer=engine.tokenizer,
+            receiver=HandoffReceiver(self.channels, reader, engine.identity),
+            peers=peers,
+            here=Source(self.worker_id, address, 0),
+            local_prefill_tokens=self.config.local_prefill_tokens,
+        )
+        decode = DecodeServicer(state, generator, engine.limits, self.grammars, token_bytes)
+        worker_pb2_grpc.add_DecodeServiceServicer_to_server(decode, server.grpc)
         return state
 
     async def attach_storage(self) -> None:
@@ -226,6 +224,7 @@ class Worker:
 
     async def close(self) -> None:
         """Stop what `add_services` and the constructor started; what waits to be written to L3 still needs the rest."""
+        self.roles.close()
         await self.tiers.close()
         await self.channels.close()
         await self.transports.close()

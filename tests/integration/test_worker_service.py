@@ -10,7 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from common.base.errors import InvalidRequest, LayoutMismatch, Leg, Overloaded
+from common.base.errors import InvalidRequest, LayoutMismatch, Leg, Overloaded, WrongRole
 from common.kv.hashing import block_hashes, prefix_root
 from common.rpc.convert import join_hashes
 from common.rpc.errors import from_rpc_error
@@ -162,19 +162,19 @@ async def test_configure_checks_first_and_changes_behaviour(client: DecodeClient
 async def test_health_and_reflection(worker: WorkerProcess) -> None:
     async with grpc.aio.insecure_channel(worker.address) as channel:
         health = health_pb2_grpc.HealthStub(channel)
-        for service in ("", "pando.v1.WorkerService", "pando.v1.DecodeService"):
+        services = {"pando.v1.WorkerService", "pando.v1.DecodeService", "pando.v1.PrefillService"}
+        for service in ("", *services):
             answer = await health.Check(health_pb2.HealthCheckRequest(service=service))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
         call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo()
         await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
         listed = {service.name for service in (await call.read()).list_services_response.service}
         await call.done_writing()
-        assert {"pando.v1.WorkerService", "pando.v1.DecodeService"} <= listed
-        assert "pando.v1.PrefillService" not in listed
+        assert services <= listed
         prefill = worker_pb2_grpc.PrefillServiceStub(channel).Handoff()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await prefill.read()
-        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert isinstance(from_rpc_error(refused.value, Leg.NONE), WrongRole)
 
 
 async def test_every_worker_may_be_asked_while_it_computes(client: DecodeClient, worker: WorkerProcess) -> None:

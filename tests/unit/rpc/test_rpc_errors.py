@@ -29,6 +29,7 @@ TABLE: list[tuple[type[PandoError], grpc.StatusCode, int, str]] = [
     (errors.Unavailable, grpc.StatusCode.UNAVAILABLE, 503, "unavailable"),
     (errors.NotReady, grpc.StatusCode.UNAVAILABLE, 503, "not_ready"),
     (errors.Draining, grpc.StatusCode.UNAVAILABLE, 503, "draining"),
+    (errors.WrongRole, grpc.StatusCode.UNAVAILABLE, 503, "wrong_role"),
     (errors.PeerLost, grpc.StatusCode.UNAVAILABLE, 503, "peer_lost"),
     (errors.StepAborted, grpc.StatusCode.ABORTED, 503, "aborted"),
     (errors.LeaseLost, grpc.StatusCode.ABORTED, 503, "lease_lost"),

@@ -15,6 +15,7 @@ from common.rpc.operator import OperatorGuard
 from common.rpc.server import Context
 from common.worker.admin import StorageRequest, TierControl, TierName
 from common.worker.admin_service import MAX_SETTINGS, AdminServicer
+from common.worker.roles import WorkerRoles
 from pando.v1 import admin_pb2
 from tests.support.fake_tiers import FakeTiers
 
@@ -41,7 +42,8 @@ LOCAL = cast(Context, Caller())
 def make_service(failpoints: Failpoints = DISABLED, token: str = "") -> tuple[AdminServicer, FakeTiers]:
     tiers = FakeTiers()
     control: TierControl = tiers
-    return AdminServicer("w1", control, failpoints, OperatorGuard(token)), tiers
+    roles = WorkerRoles("w1", ["decode"], lambda make_error, request_ids: None, drain_s=1.0)
+    return AdminServicer("w1", control, failpoints, OperatorGuard(token), roles), tiers
 
 
 async def test_every_method_asks_the_guard() -> None:
@@ -53,6 +55,8 @@ async def test_every_method_asks_the_guard() -> None:
         service.AttachStorage: admin_pb2.AttachStorageRequest(backend="file"),
         service.DetachStorage: admin_pb2.DetachStorageRequest(),
         service.SetPolicies: admin_pb2.SetPoliciesRequest(write_policy="write_through_selective"),
+        service.GetRoles: admin_pb2.GetRolesRequest(),
+        service.SetRole: admin_pb2.SetRoleRequest(roles=["prefill"]),
         service.ListFailpoints: admin_pb2.ListFailpointsRequest(),
         service.ArmFailpoint: admin_pb2.ArmFailpointRequest(name="x", rule="fail"),
         service.DisarmFailpoint: admin_pb2.DisarmFailpointRequest(all=True),
@@ -210,3 +214,15 @@ async def test_failpoints_are_armed_listed_and_disarmed() -> None:
     await service.ArmFailpoint(admin_pb2.ArmFailpointRequest(name="*", rule="fail"), LOCAL)
     done = await service.DisarmFailpoint(admin_pb2.DisarmFailpointRequest(all=True), LOCAL)
     assert done.num_disarmed == 1 and not failpoints.armed()
+
+
+async def test_roles_are_told_and_set() -> None:
+    service, _ = make_service()
+    told = await service.GetRoles(admin_pb2.GetRolesRequest(), LOCAL)
+    assert (told.worker_id, list(told.roles), told.changed_s) == ("w1", ["decode"], 0.0)
+    done = await service.SetRole(admin_pb2.SetRoleRequest(roles=["decode", "prefill"], drain_s=0.0), LOCAL)
+    assert (list(done.before), list(done.roles.roles)) == (["decode"], ["prefill", "decode"])
+    with pytest.raises(InvalidRequest) as refused:
+        await service.SetRole(admin_pb2.SetRoleRequest(), LOCAL)
+    assert refused.value.param == "roles"
+    assert list((await service.GetRoles(admin_pb2.GetRolesRequest(), LOCAL)).roles) == ["prefill", "decode"]

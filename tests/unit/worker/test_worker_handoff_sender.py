@@ -18,6 +18,7 @@ from common.worker.handoff_sender import HandoffSender
 from common.worker.job import Identity
 from common.worker.lending import Lender
 from common.worker.peers import BlockReader, PeerPrefixes, Source
+from common.worker.roles import WorkerRoles
 from common.worker.state import WorkerState
 from pando.v1 import types_pb2, worker_pb2
 from tests.support.fake_engine import reference_output
@@ -66,7 +67,8 @@ async def sending(num_blocks: int = 32, **config: object) -> AsyncIterator[tuple
             )
             reader = BlockReader(core=rig.core, transports=FakeTransports(), timeouts=TimeoutsConfig(), trust=NO_TAGS)  # type: ignore[arg-type]
             peers = PeerPrefixes(ChannelPool(TimeoutsConfig()), reader, IDENTITY, TimeoutsConfig(), "w")
-            state = WorkerState("w", 1, ["prefill"], "m", 1, IDENTITY, [], 100, num_blocks)
+            roles = WorkerRoles("w", ["prefill"], rig.core.fail_all, drain_s=1.0)
+            state = WorkerState("w", 1, roles, "m", 1, IDENTITY, [], 100, num_blocks)
             yield rig, lender, HandoffSender(rig.core, lender, peers, state, lambda token: bytes([token]))
             assert lender.num_lent == 0
 
