@@ -167,6 +167,8 @@ def stats_from_pb(message: worker_pb2.GetStatsResponse) -> Stats:
         blocks_held=message.blocks_held,
         engine_step_age_s=message.engine_step_age_s,
         draining=message.draining,
+        roles=tuple(message.roles),
+        max_num_seqs=message.max_num_seqs,
     )
 
 
@@ -187,7 +189,7 @@ def status_to_pb(member: Member, blocks_in_view: int) -> inference_pb2.WorkerSta
         worker_id=member.record.worker_id,
         incarnation=member.record.incarnation,
         address=member.record.address,
-        roles=member.record.roles,
+        roles=member.roles,
         state=member.state.value,
         num_running=stats.num_running,
         num_waiting=stats.num_waiting,

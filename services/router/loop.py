@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from common.base.errors import DeadlineExceeded, PandoError, Unavailable
 from common.base.logging import Logger
@@ -36,6 +36,8 @@ from services.router.prefix_view import PrefixView, WorkerKey
 from services.router.worker_rpc import WorkerRpc
 
 WATCH_BACKOFF_S = 0.2
+Standings: TypeAlias = dict[WorkerKey, tuple[WorkerState, tuple[str, ...]]]
+"""State and roles of every member."""
 
 
 class Reader(Protocol):
@@ -92,19 +94,23 @@ class Fleet:
         """Whether this life of a worker is a ready member."""
         return any(member.key == key and member.state is WorkerState.READY for member in self.membership.members)
 
-    def call_failed(self, key: WorkerKey) -> None:
-        """A request's call to a worker broke: it is suspect until it answers, and is asked at once."""
-        self._handle(CallFailed(key))
+    def look_at(self, key: WorkerKey) -> None:
+        """Ask a worker for its state now: it has shown that what is known of it is old."""
         for member in self.membership.members:
             if member.key == key:
                 self._ping(member)
+
+    def call_failed(self, key: WorkerKey) -> None:
+        """A request's call to a worker broke: it is suspect until it answers, and is asked at once."""
+        self._handle(CallFailed(key))
+        self.look_at(key)
 
     def wake(self) -> None:
         """Let all who wait for a change look again."""
         self._changed.set()
 
     async def wait_for_change(self, timeout_s: float) -> None:
-        """Return when a member joined, left, or changed its state, or after `timeout_s`."""
+        """Return when a member joined, left, or changed its state or roles, or after `timeout_s`."""
         self._changed.clear()
         try:
             async with asyncio.timeout(timeout_s):
@@ -184,14 +190,21 @@ class Fleet:
             await asyncio.sleep(WATCH_BACKOFF_S)
 
     def _handle(self, event: Event) -> None:
-        before = self._states()
+        before = self._standings()
         for action in self.membership.handle(event):
             self._carry_out(action)
-        if self._states() != before:
+        after = self._standings()
+        if after != before:
             self._changed.set()
+            self._log_roles(before, after)
 
-    def _states(self) -> dict[WorkerKey, WorkerState]:
-        return {member.key: member.state for member in self.membership.members}
+    def _standings(self) -> Standings:
+        return {member.key: (member.state, member.roles) for member in self.membership.members}
+
+    def _log_roles(self, before: Standings, after: Standings) -> None:
+        for key, (_, roles) in after.items():
+            if key in before and before[key][1] != roles:
+                self._log.info("worker changed its roles", worker_id=key[0], roles=roles, before=before[key][1])
 
     def _carry_out(self, action: Action) -> None:
         match action:
@@ -211,7 +224,7 @@ class Fleet:
 
     def _join(self, member: Member) -> None:
         self._log.info(
-            "worker joined", worker_id=member.record.worker_id, address=member.record.address, roles=member.record.roles
+            "worker joined", worker_id=member.record.worker_id, address=member.record.address, roles=member.roles
         )
         self._watches[member.key] = self._tasks.spawn(self._watch(member))
         self._ping(member)

@@ -69,6 +69,8 @@ class Stats:
     blocks_held: int = 0
     engine_step_age_s: float = 0.0
     draining: bool = False
+    roles: tuple[str, ...] = ()
+    max_num_seqs: int = 0
 
 
 @dataclass(slots=True)
@@ -95,6 +97,11 @@ class Member:
             return WorkerState.SUSPECT
         return WorkerState.DRAINING if self.draining else WorkerState.READY
 
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Those it named in its last answer, which is never older than its entry; at first those of the entry."""
+        return self.stats.roles or self.record.roles
+
     def has_role(self, role: str) -> bool:
-        """Whether it advertises `role`."""
-        return role in self.record.roles
+        """Whether it has `role` now."""
+        return role in self.roles

@@ -86,7 +86,7 @@ class FakeWorker(worker_pb2_grpc.DecodeServiceServicer, worker_pb2_grpc.WorkerSe
         self.num_running = 0
         self.num_cancelled = 0
         self.num_watches = self.num_pings = 0
-        self.stats = worker_pb2.GetStatsResponse(worker_id=worker_id, incarnation=incarnation)
+        self.stats = worker_pb2.GetStatsResponse(worker_id=worker_id, incarnation=incarnation, roles=roles)
         self.pings_hang = False
         self.blocks: list[bytes] = []
         self._tokenizer = tokenizer

@@ -143,6 +143,17 @@ def test_roles_follow_the_entry() -> None:
     assert the(membership, "d").has_role("prefill") and not the(membership, "d").has_role("decode")
 
 
+def test_roles_in_an_answer_count_more_than_an_entry_that_may_be_older() -> None:
+    membership = joined(DECODE, PREFILL)
+    assert membership.handle(PingAnswered(DECODE.key, Stats(1, roles=("prefill",)))) == [], (
+        "it stays, and its index too"
+    )
+    membership.handle(RegistryListed([DECODE, PREFILL]))
+    assert the(membership, "d").roles == ("prefill",) and not membership.is_serving
+    membership.handle(PingAnswered(PREFILL.key, Stats(1, roles=("prefill", "decode"))))
+    assert membership.is_serving
+
+
 def test_a_new_life_drops_the_old_one_with_the_same_id() -> None:
     membership = joined(DECODE, PREFILL)
     again = replace(DECODE, incarnation=2, address="h:9")
