@@ -39,6 +39,8 @@ class SchedulerConfig:
         max_landing_blocks: most blocks that are reserved for bytes which have not landed yet.
         high_water_ratio: no admission that would leave more than this share of all blocks held.
         load_back_min_tokens: a shorter continuation in L2 is computed rather than loaded.
+        shared_prefill_min_tokens: a waiting request lets one that runs compute this many tokens or more of the prefix
+            that they share, and goes on from there.
         lpm_ageing_tokens_per_s: what a second of waiting counts under lpm, in tokens of prefix match. A request is
             overtaken by none that arrives more than max_model_len / this later.
     """
@@ -54,6 +56,7 @@ class SchedulerConfig:
     max_landing_blocks: int = 1 << 31
     high_water_ratio: float = 1.0
     load_back_min_tokens: int = 16
+    shared_prefill_min_tokens: int = 32
     lpm_ageing_tokens_per_s: float = 500.0
 
     def __post_init__(self) -> None:
@@ -64,6 +67,7 @@ class SchedulerConfig:
         _require(chunk >= 1 or chunk == WHOLE_PROMPT, "chunked_prefill_size", "is at least 1, or -1 for whole prompts")
         _require(self.policy in list(Policy), "policy", f"is one of {', '.join(Policy)}")
         _require(self.load_back_min_tokens >= 1, "load_back_min_tokens", "is at least 1")
+        _require(self.shared_prefill_min_tokens >= 1, "shared_prefill_min_tokens", "is at least 1")
         _require(self.growth_reserve_blocks >= 0, "growth_reserve_blocks", "is at least 0")
         _require(0 < self.high_water_ratio <= 1, "high_water_ratio", "lies in (0, 1]")
         _require(self.lpm_ageing_tokens_per_s > 0, "lpm_ageing_tokens_per_s", "is above 0: ageing bounds the wait")

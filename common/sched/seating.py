@@ -3,6 +3,7 @@
 Rules, in the order a step applies them: running requests grow first, and when there is no block for one, the last in
 rank pays with its own; after that nobody new comes in (unless nobody runs any more). Then waiting requests are admitted
 in the order of the policy, up to the first that does not fit; under `priority` it may take the place of lower ones.
+Passed over is who shares blocks with one that computes them now: it finds them soon, instead of computing them too.
 
 Invariants: running and landing requests take at most max_num_seqs seats (after a change of configuration: as soon as
 some have left); the first in rank never loses its blocks to another; while somebody waits who could not be seated,
@@ -64,6 +65,8 @@ class Seating:
             self._stuck = next((r for r in self._roster.waiting if not r.awaits_kv), None)
             return
         for request in self._roster.waiting.next(config.max_num_seqs, config, self._cache.match):
+            if self._finds_more_soon(request, config):
+                continue
             if not self._has_budget(request, config):
                 return
             if not self._make_room(request, config):
@@ -85,6 +88,17 @@ class Seating:
         if opened:
             request.note_cached("l1", 0, request.num_computed // request.block_size)
         return opened
+
+    def _finds_more_soon(self, request: Request, config: SchedulerConfig) -> bool:
+        """Tell whether one that runs and ranks higher computes blocks of its prefix that are not here yet."""
+        num_blocks = request.num_blocks_for(config.shared_prefill_min_tokens)
+        path = request.reusable_hashes()
+        for other in self._roster.running:
+            last = other.num_computed // other.block_size + num_blocks - 1
+            coming = other.chain.hashes
+            if other.rank < request.rank and last < min(len(path), len(coming)) and path[last] == coming[last]:
+                return self._cache.match(path) <= last
+        return False
 
     def _has_budget(self, request: Request, config: SchedulerConfig) -> bool:
         """Tell whether a step has tokens left for a request after those that go before it."""

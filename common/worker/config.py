@@ -43,6 +43,9 @@ class WorkerConfig(CacheConfig):
         description="most tokens in one step; what is cut or aborted waits for a step's end, so keep it short",
     )
     schedule_policy: str = Field("fcfs", pattern="^(fcfs|lpm|priority)$", description="order of waiting requests")
+    shared_prefill_min_tokens: int = Field(
+        32, ge=1, description="a request lets another one compute a shared prefix for it, from this many tokens on"
+    )
     growth_reserve_blocks: int = Field(8, ge=0, description="blocks that admission leaves to running requests")
     max_landing_ratio: float = Field(
         0.5, gt=0, le=1, description="share of the pool that may wait for KV from other workers at a time"

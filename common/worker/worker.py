@@ -112,6 +112,7 @@ def scheduler_config(config: WorkerConfig, max_model_len: int, num_blocks: int) 
         max_landing_blocks=max(1, int(num_blocks * config.max_landing_ratio)),
         high_water_ratio=config.high_water_ratio,
         load_back_min_tokens=config.hicache_load_back_min_tokens,
+        shared_prefill_min_tokens=config.shared_prefill_min_tokens,
     )
 
 

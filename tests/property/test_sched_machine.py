@@ -33,6 +33,7 @@ configs = st.builds(
     max_num_seqs=st.integers(1, 6),
     max_batch_tokens=st.integers(6, 40),
     chunked_prefill_size=st.sampled_from([1, 3, 16, -1]),
+    shared_prefill_min_tokens=st.sampled_from([1, 4, 32]),
     policy=st.sampled_from(list(Policy)),
     growth_reserve_blocks=st.integers(0, 3),
     max_model_len=st.sampled_from([20, 64, 1000]),

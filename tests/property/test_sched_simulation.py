@@ -27,6 +27,7 @@ def random_config(dice: Random) -> dict[str, Any]:
         "max_num_seqs": dice.randint(1, 6),
         "max_batch_tokens": dice.randint(6, 40),
         "chunked_prefill_size": dice.choice([1, 3, 16, -1]),
+        "shared_prefill_min_tokens": dice.choice([1, 4, 32]),
         "policy": dice.choice(list(Policy)),
         "growth_reserve_blocks": dice.choice([0, 0, 1, 3]),
         "max_model_len": dice.choice([64, 1000]),

@@ -200,3 +200,44 @@ def test_a_smaller_seat_limit_lets_the_surplus_leave_by_itself() -> None:
     assert rig.step() == {"r0": 1}
     rig.drain()
     assert finished_right(*requests)
+
+
+def test_who_shares_a_prefix_that_is_computed_now_waits_for_it_and_others_pass() -> None:
+    rig = SchedulerRig(
+        num_blocks=64, max_batch_tokens=8, chunked_prefill_size=8, max_num_seqs=4, shared_prefill_min_tokens=8
+    )
+    shared = list(range(100, 116))
+    rig.add(
+        make_request("first", [*shared, 1], max_tokens=9),
+        make_request("same", [*shared, 2], max_tokens=1),
+        make_request("other", [7, 8], max_tokens=1),
+    )
+    assert rig.step() == {"first": 8}, "the rest of its own prompt is more than a step: nobody else comes in"
+    assert rig.step() == {"first": 8}
+    assert rig.step() == {"first": 1, "same": 1, "other": 2}, "what was shared is here"
+    assert rig.scheduler.get("same") is None
+
+
+@pytest.mark.parametrize("change", [{"shared_prefill_min_tokens": 17}, {"prefix": 7}, {"priority": 1}])
+def test_little_to_share_or_a_lower_rank_keeps_nobody_waiting(change: dict[str, int]) -> None:
+    minimum = change.get("shared_prefill_min_tokens", 8)
+    rig = SchedulerRig(num_blocks=64, max_batch_tokens=64, shared_prefill_min_tokens=minimum)
+    shared = list(range(100, 116))
+    rig.add(
+        make_request("first", [*shared, 1]),
+        make_request("same", [*shared[: change.get("prefix", 16)], 2], priority=change.get("priority", 0)),
+    )
+    assert set(rig.step()) == {"first", "same"}
+
+
+def test_when_the_one_who_computes_a_shared_prefix_leaves_the_next_goes_on_with_it() -> None:
+    rig = SchedulerRig(
+        num_blocks=64, max_batch_tokens=8, chunked_prefill_size=8, max_num_seqs=4, shared_prefill_min_tokens=8
+    )
+    shared = list(range(100, 124))
+    rig.add(*(make_request(name, [*shared, number]) for number, name in enumerate(("first", "second", "third"))))
+    assert rig.step() == {"first": 8}
+    rig.scheduler.abort("first")
+    assert rig.step() == {"second": 8}, "eight tokens of the shared prefix are here, and second computes eight more"
+    assert rig.step() == {"second": 8}
+    assert rig.step() == {"second": 1, "third": 1}
