@@ -80,7 +80,7 @@ lint: $(STAMPS)/deps $(PROTOC)/.done ## formatting, ruff, mypy, arrows, protos, 
 	@$(STEP) "deploy files parse" $(PY) tools/check_configs.py
 
 test: setup ## all tests: unit, property, integration, e2e (real processes, real model)
-	@$(PY) -m pytest tests -q -m "not chaos" $(PYTEST)
+	@$(PY) -m pytest tests -q --durations=40 -m "not chaos" $(PYTEST)
 
 e2e: setup ## only the tests against a whole cluster
 	@$(PY) -m pytest tests/e2e -q -m "not chaos" $(PYTEST)
