@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from common.base.clock import monotonic
 from common.base.config import load_or_exit
+from common.base.errors import InvalidRequest
 from common.base.logging import Logger, configure_logging, log_ready
 from common.base.metrics import MetricsServer, new_registry
 from common.base.model_config import ModelError
@@ -26,6 +27,7 @@ from services.router.membership import Membership
 from services.router.metrics import RouterMetrics
 from services.router.prefix_view import PrefixView
 from services.router.prompts import Model, PromptPool
+from services.router.role_loop import make_role_loop
 from services.router.running import RunningTable
 from services.router.service import SERVICE_NAME, InferenceService
 from services.router.upkeep import keep_health_and_metrics
@@ -65,6 +67,7 @@ class Router:
             poll_s=config.poll_s,
             log=log,
         )
+        self._roles = make_role_loop(settings, membership, self._rpc, self._metrics, log)
         self._pool = PromptPool(config.tokenizer_threads, config.inline_prompt_chars)
         self.grammars = GrammarChecker(
             config.model_path,
@@ -83,6 +86,7 @@ class Router:
             limits=settings.limits,
             request_s=timeouts.request_s,
             created_unix_s=int(time.time()),
+            role_advice=lambda: self._roles.advice if self._roles else "",
         )
         self._server = RpcServer(timeouts, [SERVICE_NAME])
         inference_pb2_grpc.add_InferenceServicer_to_server(service, self._server.grpc)
@@ -101,6 +105,8 @@ class Router:
             raise CannotStart(f"{error}; set --port") from error
         await self._server.start()
         self._fleet.start()
+        if self._roles:
+            self._roles.start(config.poll_s)
         self._upkeep = asyncio.create_task(
             keep_health_and_metrics(self._server, self._fleet, self._running, self._metrics, config.poll_s)
         )
@@ -113,6 +119,8 @@ class Router:
         self._upkeep.cancel()
         await asyncio.gather(self._upkeep, return_exceptions=True)
         await self._server.stop(self._drain_s)
+        if self._roles:
+            await self._roles.close()
         await self._fleet.close()
         await self._rpc.close()
         self._pool.close()
@@ -143,7 +151,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         model = Model.load(settings.router.model_path, settings.router.served_model_name)
         asyncio.run(serve(settings, model, log))
-    except (ModelError, CannotStart) as error:
+    except (ModelError, CannotStart, InvalidRequest) as error:
         print(f"services.router: {error}", file=sys.stderr)
         return 2
     return 0

@@ -40,6 +40,16 @@ class RouterConfig(Section):
     context_policy: Literal["clamp", "strict"] = Field(
         "clamp", description="max_tokens beyond the context: clamp cuts it to what is left, strict refuses the request"
     )
+    role_controller: Literal["off", "advise", "act"] = Field(
+        "off", description="move workers between prefill and decode by load: off, advise (tell only), act"
+    )
+    role_ttft_target_s: float = Field(1.0, gt=0, description="seconds to a first token that prefill workers shall keep")
+    role_tpot_target_s: float = Field(0.1, gt=0, description="seconds per output token that decode workers shall keep")
+    role_sustain_s: float = Field(20.0, ge=0, description="seconds that a role must want for a worker before one moves")
+    role_cooldown_s: float = Field(120.0, ge=0, description="seconds without a move after any change of the roles")
+    admin_token_file: Path | None = Field(
+        None, description="file with the workers' operator token, for role_controller act; empty: they want none"
+    )
     tokenizer_threads: int = Field(2, ge=1, description="threads that render and tokenise prompts")
     grammar_trial_s: float = Field(0.7, gt=0, le=10, description="CPU seconds that a new grammar may take in its trial")
     inline_prompt_chars: int = Field(

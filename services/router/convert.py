@@ -169,6 +169,7 @@ def stats_from_pb(message: worker_pb2.GetStatsResponse) -> Stats:
         draining=message.draining,
         roles=tuple(message.roles),
         max_num_seqs=message.max_num_seqs,
+        prefill_tokens_per_s=message.prefill_tokens_per_s,
     )
 
 

@@ -71,6 +71,7 @@ class Stats:
     draining: bool = False
     roles: tuple[str, ...] = ()
     max_num_seqs: int = 0
+    prefill_tokens_per_s: float = 0.0
 
 
 @dataclass(slots=True)

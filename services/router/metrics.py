@@ -13,8 +13,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from common.base.errors import PandoError
 from common.base.metrics import LATENCY_BUCKETS_S
+from services.router.latency import RecentLatency
 
 TIERS = ("l1", "l2", "l3", "peer")
+RECENT_S = 30.0
+"""How far back the latencies go that the role controller looks at."""
 _OUTCOMES = {
     "INVALID_ARGUMENT": "invalid",
     "NOT_FOUND": "invalid",
@@ -62,6 +65,16 @@ class RouterMetrics:
         self.retries = counter("retries_total", "Attempts repeated before the first token, by the leg blamed.", "leg")
         self.migrations = counter("migrations_total", "Streams moved after the first token, by the leg blamed.", "leg")
         self.workers = gauge("workers", "Workers by state.", "state")
+        self.role_pressure = gauge(
+            "role_pressure_ratio", "Load of a role over its targets, as the role controller sees it.", "role"
+        )
+        self.role_moves = counter(
+            "role_moves_total", "Moves by the role that is gained and what came of it (advised, done, failed).",
+            "role",
+            "outcome",
+        )
+        self.recent_ttft = RecentLatency(RECENT_S)
+        self.recent_tpot = RecentLatency(RECENT_S)
         self.view_blocks = gauge("view_blocks", "Different KV blocks in the prefix view.")
         self.view_dropped = gauge("view_dropped_blocks", "Blocks that the prefix view had no room for.")
         self.view_exact = gauge("view_exact_workers", "Workers whose entries in the prefix view are exact.")
@@ -79,12 +92,13 @@ class RequestTrace:
 
     def __init__(self, metrics: RouterMetrics, now_s: float) -> None:
         self._metrics = metrics
-        self._start_s = now_s
+        self._start_s = self._planned_s = now_s
         self._choices: dict[int, _ChoiceTimes] = {}
 
     def planned(self, now_s: float) -> None:
         """The first call to a worker leaves."""
         self._metrics.planning.observe(now_s - self._start_s)
+        self._planned_s = now_s
 
     def tokens(self, choice: int, count: int, now_s: float) -> None:
         """A frame with `count` tokens passes."""
@@ -93,6 +107,7 @@ class RequestTrace:
         if times is None:
             if not self._choices:
                 self._metrics.ttft.observe(now_s - self._start_s)
+                self._metrics.recent_ttft.add(now_s, now_s - self._planned_s)
             self._choices[choice] = _ChoiceTimes(now_s, now_s, count)
             return
         gap_s = (now_s - times.last_s) / count
@@ -115,4 +130,6 @@ class RequestTrace:
         self._metrics.e2e.observe(now_s - self._start_s)
         for times in self._choices.values():
             if times.num_tokens > 1:
-                self._metrics.tpot.observe((times.last_s - times.first_s) / (times.num_tokens - 1))
+                tpot_s = (times.last_s - times.first_s) / (times.num_tokens - 1)
+                self._metrics.tpot.observe(tpot_s)
+                self._metrics.recent_tpot.add(now_s, tpot_s)

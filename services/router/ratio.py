@@ -70,7 +70,7 @@ class Targets:
     Attributes:
         ttft_s, tpot_s: latencies that the cluster shall keep.
         sustain_s: how long a need must last without a break.
-        cooldown_s: how long nothing is proposed after any change of the roles.
+        cooldown_s: how long nothing is proposed after any change of the roles, and at first.
     """
 
     ttft_s: float
@@ -109,10 +109,11 @@ class RatioController:
         self._needed: str | None = None
         self._needed_since_s = 0.0
 
-    def reset(self) -> None:
-        """Forget everything: what comes next does not continue what was."""
+    def stand_by(self, seen: Observation) -> None:
+        """Another controller decides: only note who has which role, and forget what was needed."""
+        self._notice_changes(seen)
         self.pressure = {PREFILL: 0.0, DECODE: 0.0}
-        self.proposal = self._standing = self._needed = None
+        self.proposal = self._needed = None
 
     def observe(self, seen: Observation) -> Move | None:
         """Take in an observation; returns a move when one is due now."""
@@ -129,10 +130,10 @@ class RatioController:
         return self.proposal
 
     def _notice_changes(self, seen: Observation) -> None:
-        """Whoever changed the roles, what was measured before it says little about now."""
+        """Whoever changed the roles, what was measured before says little about now. The first look is a change too."""
         standing = {worker.worker_id: worker.roles for worker in seen.workers}
-        if self._standing is not None and standing != self._standing:
-            self._quiet_until_s = max(self._quiet_until_s, seen.now_s + self.targets.cooldown_s)
+        if standing != self._standing:
+            self._quiet_until_s = seen.now_s + self.targets.cooldown_s
             self._needed = self.proposal = None
         self._standing = standing
 

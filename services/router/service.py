@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 
 from common.base.errors import InvalidRequest, PandoError
@@ -36,6 +36,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         limits: LimitsConfig,
         request_s: float,
         created_unix_s: int,
+        role_advice: Callable[[], str],
     ) -> None:
         self._desk = desk
         self._intake = intake
@@ -45,6 +46,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._limits = limits
         self._request_s = request_s
         self._created_unix_s = created_unix_s
+        self._role_advice = role_advice
 
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Context
@@ -125,7 +127,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         fleet = self._desk.fleet
         members = sorted(fleet.membership.members, key=lambda member: member.key)
         return inference_pb2.ListWorkersResponse(
-            workers=[convert.status_to_pb(member, fleet.view.num_blocks(member.key)) for member in members]
+            workers=[convert.status_to_pb(member, fleet.view.num_blocks(member.key)) for member in members],
+            role_advice=self._role_advice(),
         )
 
     async def Abort(self, request: inference_pb2.AbortRequest, context: Context) -> inference_pb2.AbortResponse:

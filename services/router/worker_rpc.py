@@ -13,7 +13,8 @@ from common.base.config import TimeoutsConfig
 from common.base.errors import Leg, PeerLost
 from common.rpc.channel import ChannelPool
 from common.rpc.errors import from_rpc_error
-from pando.v1 import inference_pb2, worker_pb2, worker_pb2_grpc
+from common.rpc.operator import AUTHORIZATION
+from pando.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, worker_pb2, worker_pb2_grpc
 from services.router.convert import info_from_pb, stats_from_pb, update_from_pb
 from services.router.member import Info, Stats
 from services.router.prefix_view import Update
@@ -75,6 +76,13 @@ class WorkerRpc:
         finally:
             ticket.forget(call.cancel)
             call.cancel()
+
+    async def set_role(self, address: str, role: str, token: str) -> None:
+        """Give a worker one role and no other, as its operator would. Raises PandoError."""
+        stub = admin_pb2_grpc.AdminServiceStub(self._channels.get(address))
+        metadata = ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
+        with _translated(Leg.NONE):
+            await stub.SetRole(admin_pb2.SetRoleRequest(roles=[role]), timeout=self._handshake_s, metadata=metadata)
 
     def forget(self, address: str) -> Coroutine[Any, Any, None]:
         """Drop the channel to a worker that is gone; awaiting the result closes it, and calls that hang on it fail."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -59,6 +59,13 @@ def fleet(num_prefill: int, num_decode: int) -> World:
     return World(names | {f"d{index}": (DECODE,) for index in range(num_decode)})
 
 
+def settled(world: World, targets: Targets = TARGETS) -> RatioController:
+    """A controller that has seen a calm cluster for long enough to act."""
+    controller = RatioController(targets)
+    assert world.run(controller, steady((0.4, 0.4), TARGETS.cooldown_s + 2)) == []
+    return controller
+
+
 def steady(load: Load, seconds: float) -> list[Load]:
     return [load] * int(seconds / PERIOD_S)
 
@@ -70,7 +77,8 @@ def test_steady_load_within_the_targets_moves_nobody(load: Load) -> None:
 
 
 def test_a_step_moves_one_worker_and_the_opposite_step_one_back() -> None:
-    world, controller = fleet(2, 4), RatioController(TARGETS)
+    world = fleet(2, 4)
+    controller = settled(world)
     assert world.run(controller, steady((1.0, 1.2), 300)) == []
     there = world.run(controller, steady((2.4, 1.2), 600))
     assert [(move.before, move.after) for move in there] == [(DECODE, PREFILL)]
@@ -81,21 +89,24 @@ def test_a_step_moves_one_worker_and_the_opposite_step_one_back() -> None:
 
 def test_noise_moves_nobody() -> None:
     random = Random(1)
-    world, controller = fleet(3, 3), RatioController(TARGETS)
+    world = fleet(3, 3)
+    controller = settled(world)
     peaks = [(random.uniform(1.0, 3.2), random.uniform(0.4, 1.2)) for _ in range(3000)]
     assert world.run(controller, peaks) == []
     assert max(load[0] for load in peaks) > 3.0, "there were moments above the target"
 
 
 def test_a_need_must_last() -> None:
-    world, controller = fleet(2, 4), RatioController(TARGETS)
+    world = fleet(2, 4)
+    controller = settled(world)
     short, calm = steady((2.1, 0.4), TARGETS.sustain_s - 1), steady((0.4, 0.4), 20)
     assert world.run(controller, [*short, *calm] * 10) == []
     assert len(world.run(controller, steady((2.1, 0.4), TARGETS.sustain_s + 2))) == 1
 
 
 def test_after_a_change_by_anybody_it_waits() -> None:
-    world, controller = fleet(2, 5), RatioController(TARGETS)
+    world = fleet(2, 5)
+    controller = settled(world)
     world.run(controller, steady((2.9, 0.4), 5))
     world.roles["d4"] = (DECODE, PREFILL)
     assert world.run(controller, steady((4.0, 0.4), TARGETS.cooldown_s - 1)) == []
@@ -104,12 +115,14 @@ def test_after_a_change_by_anybody_it_waits() -> None:
 
 def test_the_last_worker_of_a_role_stays_and_so_does_one_with_both_roles() -> None:
     for roles in ({"p": (PREFILL,), "d": (DECODE,)}, {"p": (PREFILL,), "u": (PREFILL, DECODE), "v": (PREFILL, DECODE)}):
-        world, controller = World(dict(roles)), RatioController(TARGETS)
+        world = World(dict(roles))
+        controller = settled(world)
         assert world.run(controller, steady((5.0, 0.1), 300)) == []
 
 
 def test_a_role_that_would_run_hot_without_the_worker_gives_none() -> None:
-    world, controller = fleet(2, 2), RatioController(TARGETS)
+    world = fleet(2, 2)
+    controller = settled(world)
     assert world.run(controller, steady((2.5, 1.3), 600)) == [], "more workers are needed, not other roles"
     assert controller.pressure[PREFILL] > 1
 
@@ -118,7 +131,7 @@ def test_first_tokens_that_are_late_because_decode_is_full_are_not_blamed_on_pre
     controller = RatioController(TARGETS)
     full = [WorkerLoad(f"d{index}", (DECODE,), 8, 8, 0, 1000.0, 1.0) for index in range(2)]
     idle = [WorkerLoad(f"p{index}", (PREFILL,), 0, 8, 0, 1000.0, 0.0) for index in range(2)]
-    moves = [controller.observe(Observation(float(now_s), [*full, *idle], 30.0, 0.05)) for now_s in range(20)]
+    moves = [controller.observe(Observation(float(now_s), [*full, *idle], 30.0, 0.05)) for now_s in range(80)]
     assert [(move.before, move.after) for move in moves if move] == [(PREFILL, DECODE)]
 
 
@@ -130,12 +143,13 @@ def test_the_worker_with_least_to_do_moves() -> None:
         WorkerLoad("d1", (DECODE,), 1, 64),
         WorkerLoad("d2", (DECODE,), 4, 64),
     ]
-    moves = [controller.observe(Observation(float(now_s), workers)) for now_s in range(12)]
+    moves = [controller.observe(Observation(float(now_s), workers)) for now_s in range(80)]
     assert [move.worker_id for move in moves if move] == ["d1"]
 
 
 def test_advice_stands_as_long_as_its_need_and_is_given_once_per_cooldown() -> None:
-    world, controller = fleet(2, 4), RatioController(TARGETS)
+    world = fleet(2, 4)
+    controller = settled(world)
     needy = steady((2.4, 0.4), TARGETS.cooldown_s)
     assert len(world.run(controller, needy, act=False)) == 1 and controller.proposal is not None
     assert "decode -> prefill" in str(controller.proposal)
@@ -153,11 +167,22 @@ def test_what_is_not_measured_has_no_pressure() -> None:
     assert controller.observe(Observation(100.0, [])) is None
 
 
-def test_reset_forgets_how_long_a_need_lasted() -> None:
+def test_who_stands_by_sees_changes_and_forgets_needs() -> None:
+    world = fleet(2, 5)
+    controller = settled(world)
+    world.run(controller, steady((4.0, 0.4), TARGETS.sustain_s - 1))
+    controller.stand_by(world.observe((4.0, 0.4)))
+    assert world.run(controller, steady((4.0, 0.4), TARGETS.sustain_s - 1)) == []
+    world.roles["d4"] = (PREFILL,)
+    controller.stand_by(world.observe((4.0, 0.4)))
+    assert world.run(controller, steady((4.0, 0.4), TARGETS.cooldown_s - 1)) == []
+    assert len(world.run(controller, steady((4.0, 0.4), 5))) == 1
+
+
+def test_it_waits_before_its_first_move() -> None:
     world, controller = fleet(2, 4), RatioController(TARGETS)
-    world.run(controller, steady((2.4, 0.4), TARGETS.sustain_s - 1))
-    controller.reset()
-    assert world.run(controller, steady((2.4, 0.4), TARGETS.sustain_s - 1)) == []
+    assert world.run(controller, steady((2.4, 0.4), TARGETS.cooldown_s)) == []
+    assert len(world.run(controller, steady((2.4, 0.4), 5))) == 1
 
 
 @pytest.mark.parametrize("broken", ["sustain", "cooldown", "calm"])
@@ -165,12 +190,13 @@ def test_the_simulation_can_tell_a_controller_that_is_too_eager(broken: str, mon
     """Negative control: without its brakes the same controller moves too often in the worlds above."""
     targets = replace(TARGETS, sustain_s=0.0) if broken == "sustain" else TARGETS
     targets = replace(targets, cooldown_s=0.0) if broken == "cooldown" else targets
-    checks: list[Callable[[RatioController], bool]] = [
-        lambda one: not fleet(2, 4).run(one, steady((2.1, 0.4), 9)),
-        lambda one: len(fleet(2, 5).run(one, steady((3.6, 0.4), 60))) <= 1,
-        lambda one: not fleet(2, 2).run(one, steady((2.5, 1.3), 600)),
-    ]
-    assert all(check(RatioController(TARGETS)) for check in checks)
+    series = [(fleet(2, 4), (2.1, 0.4), 9, 0), (fleet(2, 5), (3.6, 0.4), 60, 1), (fleet(2, 2), (2.5, 1.3), 600, 0)]
+
+    def is_steady(targets: Targets) -> bool:
+        worlds = [(World(dict(world.roles)), load, seconds, most) for world, load, seconds, most in series]
+        return all(len(w.run(settled(w, targets), steady(load, seconds))) <= most for w, load, seconds, most in worlds)
+
+    assert is_steady(TARGETS)
     if broken == "calm":
         monkeypatch.setattr("services.router.ratio.CALM", 10.0)
-    assert not all(check(RatioController(targets)) for check in checks)
+    assert not is_steady(targets)
