@@ -14,10 +14,10 @@ import grpc
 
 from common.base.clock import Clock
 from common.base.config import TimeoutsConfig
-from common.base.errors import DeadlineExceeded, Leg, PandoError, Unavailable
+from common.base.errors import DeadlineExceeded, Leg, PandoError, PeerLost, Unavailable
 from common.cache.kvstore_view import StoreView
 from common.rpc.channel import ChannelPool
-from common.rpc.errors import from_rpc_error
+from common.rpc.errors import cancelled_elsewhere, from_rpc_error
 from pando.v1 import kvstore_pb2, kvstore_pb2_grpc
 
 _RELEASE_AFTER_S = 0.02
@@ -61,6 +61,10 @@ class StoreCalls:
             if late or isinstance(failure, Unavailable):
                 self._view.failed(address, self._clock())
             raise failure from error
+        except asyncio.CancelledError:
+            if not cancelled_elsewhere():
+                raise
+            raise PeerLost("the process of the store is no longer there", leg=Leg.STORE) from None
         self._view.answered(address)
         return answer
 

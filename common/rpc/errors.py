@@ -7,6 +7,7 @@ where clients of other makes (grpcurl, the gRPC libraries of other languages) lo
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -70,6 +71,15 @@ def about(request_id: str) -> Iterator[None]:
     except PandoError as error:
         error.request_id = error.request_id or request_id
         raise
+
+
+def cancelled_elsewhere() -> bool:
+    """Whether a CancelledError that a call has raised means the call, not the current task.
+
+    That is how grpc.aio shows a CANCELLED of the other side, and a channel that was closed under its calls.
+    """
+    task = asyncio.current_task()
+    return task is not None and not task.cancelling()
 
 
 def status_of(error: PandoError) -> grpc.StatusCode:

@@ -18,7 +18,7 @@ from common.cache import kvstore_wire as wire
 from common.cache.kvstore_calls import StoreCalls
 from common.cache.kvstore_placement import Candidate
 from common.cache.kvstore_view import NODE
-from common.rpc.errors import from_rpc_error
+from common.rpc.errors import cancelled_elsewhere, from_rpc_error
 from common.rpc.registry import WorkerRecord
 from pando.v1 import kvstore_pb2
 from services.kvstore.directory import Directory
@@ -87,8 +87,11 @@ class Followers:
             node_id for node_id, one in self._followed.items() if one.space is not None and one.space.host_id == host_id
         )
 
-    def listed(self, records: Iterable[WorkerRecord], term: int) -> None:
-        """Who is registered now: follow new lives under `term`, give up those that are neither listed nor heard of."""
+    def listed(self, records: Iterable[WorkerRecord], term: int, *, settled: bool) -> None:
+        """Who is registered now: follow new lives under `term`, give up those that are neither listed nor heard of.
+
+        Unless it is `settled`, there may be nodes that are not listed, and the directory is not complete.
+        """
         nodes = {record.worker_id: record for record in records if NODE in record.roles}
         for node_id, one in list(self._followed.items()):
             fresh = nodes.get(node_id)
@@ -98,7 +101,7 @@ class Followers:
             if node_id not in self._followed:
                 task = asyncio.create_task(self._follow(record, term))
                 self._followed[node_id] = _Followed(record, task)
-        self.directory.expect(self._followed)
+        self.directory.expect(self._followed if settled else None)
 
     def end(self) -> list[asyncio.Task[None]]:
         """Follow nobody any more; returns the tasks that are ending."""
@@ -123,6 +126,9 @@ class Followers:
                     self._on_refused(int(failure.param or term))
                     return
                 get_logger().debug("a node's inventory broke off", node=record.worker_id, error=failure.message)
+            except asyncio.CancelledError:
+                if not cancelled_elsewhere():
+                    raise
             one = self._followed.get(record.worker_id)
             if one is not None and one.record is record:
                 self.directory.drop(record.worker_id)

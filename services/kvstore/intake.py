@@ -65,12 +65,14 @@ class _Call:
         states: the answer so far.
         ends_s: when the caller leaves.
         staged: by index in the offer; nobody sees them yet.
+        lost: the writer does not answer; nothing more is staged for it.
     """
 
     offer: Offer
     states: list[Put]
     ends_s: float
     staged: dict[int, Object] = field(default_factory=dict)
+    lost: bool = False
 
 
 class Intake:
@@ -121,7 +123,7 @@ class Intake:
         """Stage and pull in waves, as many objects at a time as there is room for."""
         waiting = list(mine)
         gives_up_s = min(call.ends_s, self._holdings.clock() + self._pulling.wait_s)
-        while waiting:
+        while waiting and not call.lost:
             waiting = self._stage(call, waiting)
             self._holdings.settle()
             if call.staged:
@@ -151,11 +153,11 @@ class Intake:
 
     async def _pull(self, call: _Call) -> None:
         """Pull what is staged in parallel shares; whatever happens, nothing stays staged."""
-        left_s = min(self._pulling.transfer_s, call.ends_s - self._holdings.clock())
+        ends_s = min(self._holdings.clock() + self._pulling.transfer_s, call.ends_s)
         try:
             async with asyncio.TaskGroup() as group:
                 for share in self._shares(call):
-                    group.create_task(self._pull_share(call, share, left_s))
+                    group.create_task(self._pull_share(call, share, ends_s))
         finally:
             for new in call.staged.values():
                 self._holdings.objects.abandon(new)
@@ -176,17 +178,18 @@ class Intake:
             num_bytes += one.length
         return shares
 
-    async def _pull_share(self, call: _Call, share: Sequence[int], deadline_s: float) -> None:
+    async def _pull_share(self, call: _Call, share: Sequence[int], ends_s: float) -> None:
         reads = [self._read(call, index) for index in share]
         try:
-            await self._transports.read(call.offer.endpoints, reads, deadline_s)
+            await self._transports.read(call.offer.endpoints, reads, max(0.0, ends_s - self._holdings.clock()))
         except (BlockCorrupt, LeaseLost) as error:
             if len(share) == 1:
                 call.states[share[0]] = Put.CORRUPT if isinstance(error, BlockCorrupt) else Put.ERROR
                 return
             for index in share:  # all or an error: find out which it was
-                await self._pull_share(call, [index], deadline_s)
+                await self._pull_share(call, [index], ends_s)
         except PandoError as error:
+            call.lost = True
             get_logger().warning("offered objects cannot be read", num_objects=len(share), error=error.message)
         else:
             self._commit(call, share)

@@ -18,7 +18,7 @@ from common.base.tasks import Tasks
 from common.cache.kvstore_calls import StoreCalls
 from common.cache.kvstore_placement import Candidate, choose_holder, rank
 from common.cache.kvstore_view import NODE
-from common.rpc.registry import RegistryLock, RegistryReader
+from common.rpc.registry import RegistryLock, RegistryReader, WorkerRecord
 from pando.v1 import kvstore_pb2
 from services.kvstore.directory import Directory
 from services.kvstore.followers import Followers
@@ -42,8 +42,10 @@ from services.kvstore.replicas import Copier, Copy
 
 _TICK_S = 0.1
 _LIST_S = 0.5
-_GATHER_S = 1.0
+_GATHER_S = 0.5
 _SWEPT_AT_ONCE = 5_000
+_SETTLE_S = 1.0
+"""A registry that lost its entries has all of them again after a heartbeat; what it lists before says little."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -84,6 +86,7 @@ class Master:
         )
         self._tasks = Tasks(log, "a task of the store's master failed")
         self._list_at_s = 0.0
+        self._led_since_s = 0.0
 
     @property
     def leading(self) -> bool:
@@ -175,6 +178,7 @@ class Master:
                 self._log.info("leads the store", term=action.term)
                 self._metrics.terms.inc()
                 self._list_at_s = 0.0
+                self._led_since_s = self._clock()
             case StepDown():
                 self._log.warning("leads the store no longer", cause=action.cause)
                 self._nodes.end()
@@ -193,12 +197,17 @@ class Master:
             await self._parts.lock.free()
 
     async def _gather_terms(self) -> None:
-        try:
-            nodes = [record for record in await self._parts.reader.list_workers() if NODE in record.roles]
-        except Unavailable:
-            nodes = []
+        ends_s = self._clock() + _SETTLE_S
+        while not (nodes := await self._registered_nodes()) and self._clock() < ends_s:  # noqa: ASYNC110 - a registry
+            await asyncio.sleep(_TICK_S)
         terms = await asyncio.gather(*(self._term_of(record.address) for record in nodes))
         self._handle(TermsGathered(max(terms, default=0)))
+
+    async def _registered_nodes(self) -> list[WorkerRecord]:
+        try:
+            return [record for record in await self._parts.reader.list_workers() if NODE in record.roles]
+        except Unavailable:
+            return []
 
     async def _term_of(self, address: str) -> int:
         request, calls = kvstore_pb2.GetStoreStatsRequest(), self._parts.calls
@@ -215,4 +224,5 @@ class Master:
         except Unavailable:
             return  # who is followed is still followed
         if self.leading:
-            self._nodes.listed(records, self.term)
+            settled = self._clock() - self._led_since_s >= _SETTLE_S
+            self._nodes.listed(records, self.term, settled=settled)
