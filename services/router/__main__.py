@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from common.base.clock import monotonic
 from common.base.config import load_or_exit
+from common.base.errors import Draining, Leg
 from common.base.errors import InvalidRequest
 from common.base.logging import Logger, configure_logging, log_ready
 from common.base.metrics import MetricsServer, new_registry
@@ -18,6 +19,8 @@ from common.grammar.checker import GrammarChecker
 from common.rpc.registry import RegistryReader
 from common.rpc.server import RpcServer
 from pando.v1 import inference_pb2_grpc
+from services.router.breaker import BreakerLimits, Breakers
+from services.router.budget import RetryBudget
 from services.router.choice import Desk
 from services.router.config import RouterSettings
 from services.router.intake import Intake
@@ -32,6 +35,10 @@ from services.router.running import RunningTable
 from services.router.service import SERVICE_NAME, InferenceService
 from services.router.upkeep import keep_health_and_metrics
 from services.router.worker_rpc import WorkerRpc
+
+
+LAST_WORDS_S = 1.0
+"""Seconds that the errors of requests which outlive the drain time have to leave."""
 
 
 class CannotStart(Exception):
@@ -64,6 +71,10 @@ class Router:
             membership=membership,
             view=PrefixView(config.max_view_blocks),
             load=LoadBook(),
+            breakers=Breakers(
+                BreakerLimits(config.breaker_failures, config.breaker_pause_s, config.breaker_max_pause_s)
+            ),
+            clock=monotonic,
             poll_s=config.poll_s,
             log=log,
         )
@@ -77,8 +88,10 @@ class Router:
         )
         self._running = RunningTable(config.max_concurrent_requests, config.max_queued_tokens)
         strict = config.context_policy == "strict"
+        budget = RetryBudget(config.retry_ratio, config.retry_burst)
+        self._metrics.retry_budget.set_function(lambda: budget.num_left)
         service = InferenceService(
-            desk=Desk(config, self._fleet, self._rpc, model.tokenizer, self._metrics, monotonic, log),
+            desk=Desk(config, self._fleet, self._rpc, model.tokenizer, self._metrics, monotonic, log, budget),
             intake=Intake(model, membership, self._pool, self.grammars, limits=settings.limits, strict_context=strict),
             model=model,
             pool=self._pool,
@@ -114,11 +127,15 @@ class Router:
         self.metrics_address = self._exporter.address
 
     async def stop(self) -> None:
-        """Take nothing new, let running requests end within the drain time, then end."""
+        """Take nothing new, let running requests end within the drain time, then end.
+
+        Those that do not end in time are told that the router goes down: their callers go on at another one.
+        """
         self._log.info("draining", num_running=len(self._running))
         self._upkeep.cancel()
         await asyncio.gather(self._upkeep, return_exceptions=True)
-        await self._server.stop(self._drain_s)
+        asyncio.get_running_loop().call_later(self._drain_s, self._running.end_all, _going_down)
+        await self._server.stop(self._drain_s + LAST_WORDS_S)
         if self._roles:
             await self._roles.close()
         await self._fleet.close()
@@ -126,6 +143,10 @@ class Router:
         self._pool.close()
         await self.grammars.close()
         self._exporter.close()
+
+
+def _going_down() -> Draining:
+    return Draining("the router is going down", leg=Leg.ROUTER)
 
 
 async def serve(settings: RouterSettings, model: Model, log: Logger) -> None:

@@ -7,7 +7,8 @@
       |         '-- failed, healed elsewhere, attempts left        retry (nothing sent yet) or migrate (after it)
       '-------------'       else                                   the error ends the request
 
-Load is charged when a plan is made and released when its attempt ends, however it ends.
+Load is charged when a plan is made and released when its attempt ends, however it ends; so are the breakers of its
+workers told how it went. A retry before the first token costs the router's budget, a migration nothing.
 """
 
 from __future__ import annotations
@@ -17,22 +18,24 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from common.base.clock import Clock
-from common.base.errors import DeadlineExceeded, Leg, PandoError, PeerLost
+from common.base.errors import DeadlineExceeded, Draining, Leg, PandoError, PeerLost, WrongRole
 from common.base.logging import Logger
+from common.rpc.stitch import Stitch, fit
 from common.tokenizer.tokenizer import Tokenizer
 from pando.v1 import inference_pb2, types_pb2
+from services.router.budget import RetryBudget
 from services.router.closing import closing
 from services.router.config import RouterConfig
 from services.router.convert import decode_request
 from services.router.job import Job
+from services.router.legs import Legs
 from services.router.loop import Fleet
 from services.router.metrics import TIERS, RequestTrace, RouterMetrics
 from services.router.placement import Placement
 from services.router.policy import Plan, Task, plan
 from services.router.prefix_view import WorkerKey
-from services.router.retry import Retries
+from services.router.retry import Retries, blamed_leg, blames
 from services.router.running import Ticket
-from services.router.stitch import Stitch
 from services.router.worker_rpc import WorkerRpc
 
 Frame = inference_pb2.GenerateResponse
@@ -49,6 +52,7 @@ class Desk:
     metrics: RouterMetrics
     clock: Clock
     log: Logger
+    budget: RetryBudget
 
 
 @dataclass(slots=True)
@@ -85,6 +89,7 @@ class Choice:
         self._stitch = Stitch(job.output_ids, job.text_offset)
         self._retries = Retries(desk.config.max_attempts)
         self._prompt_sent = False
+        self._num_at_start = 0
         self.placement: Placement | None = None
 
     async def frames(self) -> AsyncGenerator[Frame, None]:
@@ -93,18 +98,22 @@ class Choice:
         Raises:
             PandoError: what ended the choice instead.
         """
+        if self._stitch.token_ids and (last := self._closed()) is not None:
+            yield last
         while not self._stitch.finished:
             self.placement = await self._place()
+            legs = Legs(self._desk.fleet.breakers, self.placement.plan, self._desk.clock())
+            self._num_at_start = self._stitch.num_new
             try:
-                async with aclosing(self._attempt(self.placement)) as frames:
+                async with aclosing(self._attempt(self.placement, legs)) as frames:
                     async for frame in frames:
                         yield frame
             except PandoError as error:
-                last = self._failed(error, self.placement.plan)
-                if last is not None:
+                if (last := self._failed(error, self.placement.plan, legs)) is not None:
                     yield last
             finally:
                 self.placement.release()
+                legs.release()
 
     async def _place(self) -> Placement:
         """Choose workers and charge them; a stream that already runs waits a while for some to appear."""
@@ -117,7 +126,7 @@ class Choice:
                 desk.metrics.plans.labels(chosen.reason).inc()
                 return Placement(desk.fleet.load, chosen)
             left_s = min(give_up_s, self._job.deadline_s) - desk.clock()
-            if not self._stitch.num_new or left_s <= 0:
+            if not self._stitch.token_ids or left_s <= 0:
                 raise self._retries.nobody_left()
             await desk.fleet.wait_for_change(left_s)
             if any(desk.fleet.is_ready(key) for key in self._retries.exclusions.decode):
@@ -136,7 +145,7 @@ class Choice:
         )
         return plan(task, desk.fleet.candidates(), self._retries.exclusions, desk.config.remote_prefill_min_tokens)
 
-    async def _attempt(self, placement: Placement) -> AsyncGenerator[Frame, None]:
+    async def _attempt(self, placement: Placement, legs: Legs) -> AsyncGenerator[Frame, None]:
         desk, job, stitch = self._desk, self._job, self._stitch
         now_s = desk.clock()
         if now_s >= job.deadline_s:
@@ -150,25 +159,23 @@ class Choice:
             output_ids=stitch.token_ids,
             text_offset=stitch.text_offset,
         )
-        if not attempt and not self._index:
+        if not attempt and self._leads:
             self._trace.planned(now_s)
         call = desk.rpc.generate(placement.plan.decode.address, request, job.deadline_s - now_s, self._ticket)
         async with aclosing(call) as raw:
             async for frame in raw:
                 if not stitch.finished and self._pass(frame, placement):
+                    legs.answered()
                     yield frame
-        if not stitch.finished:
+        if stitch.finished:
+            legs.succeeded()
+        else:
             raise PeerLost("the worker's stream ended before its finish", leg=Leg.DECODE)
 
     def _pass(self, frame: Frame, placement: Placement) -> bool:
         """Fit a worker's frame into the client's stream, in place; False when nothing of it is new."""
-        finished = frame.finish_reason != types_pb2.FINISH_REASON_UNSPECIFIED
-        cut = self._stitch.accept(frame.token_index, frame.token_ids, frame.text_offset, len(frame.text), finished)
-        if cut.num_tokens:
-            _drop_tokens(frame, cut.num_tokens)
-        if cut.num_chars:
-            frame.text = frame.text[cut.num_chars :]
-            frame.text_offset += cut.num_chars
+        fit(self._stitch, frame)
+        finished = self._stitch.finished
         frame.request_id = self._job.request_id
         frame.choice = self._index
         frame.attempt = self._retries.attempt
@@ -197,11 +204,11 @@ class Choice:
         usage = frame.usage
         usage.prompt_tokens = len(self._job.prompt_ids)
         usage.completion_tokens = len(self._stitch.token_ids)
-        if not self._index:
+        if self._leads:
             cached = usage.cached_tokens
             self._trace.prompt(usage.prompt_tokens, {tier: getattr(cached, tier) for tier in TIERS})
 
-    def _failed(self, error: PandoError, hit: Plan) -> Frame | None:
+    def _failed(self, error: PandoError, hit: Plan, legs: Legs) -> Frame | None:
         """Note a failure; returns the last frame when what was sent already ends the choice.
 
         Raises:
@@ -210,14 +217,18 @@ class Choice:
         desk, stitch = self._desk, self._stitch
         if stitch.finished:
             return None
+        self._ticket.check()
         prefill = hit.prefill.key if hit.prefill else None
-        if isinstance(error, PeerLost):
-            self._suspect(error.leg, hit.decode.key, prefill)
-        ended = closing(self._job, desk.tokenizer, stitch.token_ids, stitch.text_offset) if stitch.num_new else None
-        if ended is not None:
-            return self._last_frame(ended.stopped, ended.stop_reason, ended.text)
-        leg = self._retries.failed(error, hit.decode.key, prefill)
-        (desk.metrics.migrations if stitch.num_new else desk.metrics.retries).labels(leg.value).inc()
+        if blames(error):
+            legs.failed(blamed_leg(error, prefill), desk.clock())
+        self._ask_after(error, hit.decode.key, prefill)
+        if stitch.token_ids and (last := self._closed()) is not None:
+            return last
+        progressed = stitch.num_new > self._num_at_start
+        leg = self._retries.failed(error, hit.decode.key, prefill, progressed=progressed)
+        if not stitch.token_ids:
+            self._pay(error)
+        (desk.metrics.migrations if stitch.token_ids else desk.metrics.retries).labels(leg.value).inc()
         desk.log.warning(
             "attempt failed; trying elsewhere",
             request_id=self._job.request_id,
@@ -228,33 +239,48 @@ class Choice:
         )
         return None
 
-    def _suspect(self, leg: Leg, decode: WorkerKey, prefill: WorkerKey | None) -> None:
-        """Have the worker asked whether it lives; a lost transfer says nothing about either."""
-        if leg is Leg.PREFILL and prefill is not None:
-            self._desk.fleet.call_failed(prefill)
-        elif leg in (Leg.DECODE, Leg.NONE):
-            self._desk.fleet.call_failed(decode)
+    def _pay(self, error: PandoError) -> None:
+        """Take a retry out of the budget, but not for a worker that only said it is going down.
 
-    def _last_frame(self, stopped: bool, stop_reason: str, text: str) -> Frame:
-        reason = types_pb2.FINISH_REASON_STOP if stopped else types_pb2.FINISH_REASON_LENGTH
+        Raises:
+            PandoError: the error itself, when the budget has none left.
+        """
+        if not isinstance(error, Draining) and not self._desk.budget.take():
+            self._desk.metrics.retries_refused.inc()
+            raise error
+
+    def _ask_after(self, error: PandoError, decode: WorkerKey, prefill: WorkerKey | None) -> None:
+        """Have the worker asked how it is; a lost transfer says nothing about either."""
+        fleet = self._desk.fleet
+        key = {Leg.PREFILL: prefill, Leg.DECODE: decode, Leg.NONE: decode}.get(error.leg)
+        if key is not None and isinstance(error, PeerLost):
+            fleet.call_failed(key)
+        elif key is not None and isinstance(error, Draining | WrongRole):
+            fleet.look_at(key)
+
+    @property
+    def _leads(self) -> bool:
+        """Whether this is the request's first choice, which stands for its prompt in the metrics."""
+        return self._index == self._job.first_choice
+
+    def _closed(self) -> Frame | None:
+        """The last frame of a choice whose tokens so far end it; None while there is more to generate."""
         stitch = self._stitch
+        ended = closing(self._job, self._desk.tokenizer, stitch.token_ids, stitch.text_offset)
+        if ended is None:
+            return None
+        reason = types_pb2.FINISH_REASON_STOP if ended.stopped else types_pb2.FINISH_REASON_LENGTH
         frame = Frame(
             request_id=self._job.request_id,
             choice=self._index,
             attempt=self._retries.attempt,
             token_index=len(stitch.token_ids),
             text_offset=stitch.text_offset,
-            text=text,
+            text=ended.text,
             finish_reason=reason,
-            stop_reason=stop_reason,
+            stop_reason=ended.stop_reason,
         )
-        stitch.accept(frame.token_index, (), frame.text_offset, len(text), True)
+        stitch.accept(frame.token_index, (), frame.text_offset, len(ended.text), True)
+        self._add_prompt(frame)
         self._add_usage(frame)
         return frame
-
-
-def _drop_tokens(frame: Frame, count: int) -> None:
-    del frame.token_ids[:count]
-    del frame.logprobs[:count]
-    del frame.logits_digests[:count]
-    frame.token_index += count

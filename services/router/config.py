@@ -28,13 +28,42 @@ class RouterConfig(Section):
     expected_output_tokens: int = Field(
         128, ge=1, description="tokens that a request is expected to generate, for the load of its worker"
     )
-    max_attempts: int = Field(4, ge=1, description="most workers that one choice is tried on, first try included")
+    max_attempts: int = Field(
+        4, ge=1, description="most attempts in a row at one choice that bring no token, first try included"
+    )
+    retry_ratio: float = Field(
+        0.2, ge=0, le=1, description="retries before the first token that every request allows the router as a whole"
+    )
+    retry_burst: int = Field(256, ge=1, description="retries that may be saved up, for the moment when a worker dies")
+    breaker_failures: int = Field(
+        3, ge=1, description="failures in a row after which a worker gets no work of that role for a while"
+    )
+    breaker_pause_s: float = Field(1.0, gt=0, description="seconds of the first such while; each further one doubles")
+    breaker_max_pause_s: float = Field(30.0, gt=0, description="seconds of the longest such while")
     migration_wait_s: float = Field(
         30.0, ge=0, description="seconds that a stream which lost its worker waits for another one to appear"
     )
-    max_concurrent_requests: int = Field(1024, ge=1, description="most requests in flight; more are refused with 429")
+    max_concurrent_requests: int = Field(
+        1024, ge=1, description="most requests in the router, waiting ones included; more are refused with 429"
+    )
+    max_running_requests: int = Field(
+        0, ge=0, description="most requests at the workers at a time, others wait; 0: what the workers take"
+    )
+    max_queued_requests: int = Field(512, ge=1, description="most requests that wait; more are refused with 429")
     max_queued_tokens: int = Field(
-        1_000_000, ge=1, description="most prompt tokens of requests without a first token; more are refused with 429"
+        1_000_000, ge=1, description="most uncached prompt tokens of requests that wait; more are refused with 429"
+    )
+    max_queue_s: float = Field(
+        60.0, gt=0, description="seconds of waiting, by the measured rate, beyond which requests are refused with 429"
+    )
+    dispatch_min_tokens: int = Field(
+        2048, ge=1, description="uncached tokens per worker that may be on their way to a first token whatever its speed"
+    )
+    dispatch_ahead_s: float = Field(
+        1.0, ge=0, description="seconds of prefill, by the measured speed, that workers are given ahead; the rest waits"
+    )
+    priority_ageing_s: float = Field(
+        5.0, gt=0, description="seconds of waiting that count as much as one point of priority"
     )
     max_view_blocks: int = Field(4_000_000, ge=1, description="most KV blocks in the prefix view, about 300 bytes each")
     context_policy: Literal["clamp", "strict"] = Field(

@@ -40,6 +40,9 @@ def wish_from_pb(message: inference_pb2.GenerateRequest) -> Wish:
         priority=message.priority,
         session_id=message.session_id,
         return_prompt_ids=message.return_prompt_token_ids,
+        tenant=message.tenant,
+        tenant_weight=message.tenant_weight,
+        first_choice=message.first_choice,
     )
 
 

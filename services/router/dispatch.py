@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from common.base.merge import merge
 from services.router.choice import Choice, Desk, Frame, Hints
 from services.router.job import Job
-from services.router.merge import merge
 from services.router.metrics import RequestTrace
 from services.router.running import Ticket
 
@@ -22,15 +22,17 @@ FRAMES_HELD = 64
 async def run(desk: Desk, job: Job, ticket: Ticket, trace: RequestTrace) -> AsyncGenerator[Frame, None]:
     """Yield the frames of all choices as they come. Raises PandoError; leaving it cancels what runs."""
     ticket.on_abort(desk.fleet.wake)
+    desk.budget.request()
     hints = Hints()
-    leader = Choice(desk, job, 0, ticket=ticket, trace=trace, hints=hints)
+    leader = Choice(desk, job, job.first_choice, ticket=ticket, trace=trace, hints=hints)
 
     def followers() -> list[AsyncGenerator[Frame, None]]:
         if leader.placement:
             chosen = leader.placement.plan
             hints.matches |= {worker.key: len(job.hashes) for worker in (chosen.decode, chosen.prefill) if worker}
             hints.landing |= {chosen.decode.key} if chosen.prefill else set()
-        return [Choice(desk, job, index, ticket=ticket, trace=trace, hints=hints).frames() for index in range(1, job.n)]
+        others = range(job.first_choice + 1, job.first_choice + job.n)
+        return [Choice(desk, job, index, ticket=ticket, trace=trace, hints=hints).frames() for index in others]
 
     frames = leader.frames() if job.n == 1 else merge(leader.frames(), followers, FRAMES_HELD)
     async with aclosing(frames):

@@ -87,6 +87,9 @@ class Intake:
             namespace=identity.namespace,
             text_offset=_text_offset(wish, self._model),
             deadline_s=deadline_s,
+            first_choice=wish.first_choice,
+            tenant=wish.tenant,
+            tenant_weight=wish.tenant_weight,
         )
 
 

@@ -30,6 +30,8 @@ class Wish:
     Attributes:
         prompt: None when the client sent none.
         output_ids: output that the client already has; generation goes on after it.
+        first_choice: number of the first of `n` choices.
+        tenant, tenant_weight: whose request it is, and its share of waiting; 0 is the usual one.
         params: `max_tokens` in it means nothing; see below.
         max_tokens: None when unset.
         seed: None when unset.
@@ -47,6 +49,9 @@ class Wish:
     priority: int
     session_id: str
     return_prompt_ids: bool
+    tenant: str = ""
+    tenant_weight: int = 0
+    first_choice: int = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,6 +65,7 @@ class Job:
         namespace: of the KV that the cluster's workers share.
         text_offset: characters of text that `output_ids` already gave.
         deadline_s: on the monotonic clock.
+        first_choice: number of the first of `n` choices.
     """
 
     request_id: str
@@ -77,3 +83,6 @@ class Job:
     namespace: bytes
     text_offset: int
     deadline_s: float
+    first_choice: int = 0
+    tenant: str = ""
+    tenant_weight: int = 0

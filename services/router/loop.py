@@ -7,13 +7,17 @@ watch per member. Nothing here decides; events go into `Membership`, its actions
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Protocol, TypeAlias
 
+from common.base.clock import Clock
 from common.base.errors import DeadlineExceeded, PandoError, Unavailable
 from common.base.logging import Logger
 from common.base.tasks import Tasks
 from common.rpc.registry import WorkerRecord
+from services.router.breaker import Breakers, Role
 from services.router.load import LoadBook
 from services.router.member import Member, Record, WorkerState
 from services.router.membership import (
@@ -58,12 +62,16 @@ class Fleet:
         membership: Membership,
         view: PrefixView,
         load: LoadBook,
+        breakers: Breakers,
+        clock: Clock,
         poll_s: float,
         log: Logger,
     ) -> None:
         self.membership = membership
         self.view = view
         self.load = load
+        self.breakers = breakers
+        self._clock = clock
         self._reader = reader
         self._rpc = rpc
         self._poll_s = poll_s
@@ -83,12 +91,22 @@ class Fleet:
         await self._tasks.cancel()
 
     def candidates(self) -> list[Candidate]:
-        """Workers that may take something new: the ready ones; if none of them decodes, suspects that do."""
+        """Workers that may take something new: the ready ones; if none of them decodes, suspects that do.
+
+        An open breaker takes a worker's role away, but for decoding when nobody else can: a try is worth more then.
+        """
         members = list(self.membership.members)
         usable = [member for member in members if member.state is WorkerState.READY]
         if not any(member.has_role("decode") for member in usable):
             usable += [one for one in members if one.state is WorkerState.SUSPECT and one.has_role("decode")]
-        return [self._candidate(member) for member in usable]
+        found = [self._candidate(member) for member in usable]
+        if any(one.can_decode for one in found):
+            return found
+        return [replace(one, can_decode=member.has_role("decode")) for one, member in zip(found, usable, strict=True)]
+
+    def num_open_breakers(self) -> Counter[Role]:
+        """Breakers that are not closed, by role."""
+        return self.breakers.num_open(self._clock())
 
     def is_ready(self, key: WorkerKey) -> bool:
         """Whether this life of a worker is a ready member."""
@@ -119,12 +137,12 @@ class Fleet:
             return
 
     def _candidate(self, member: Member) -> Candidate:
-        key = member.key
+        key, now_s = member.key, self._clock()
         return Candidate(
             key=key,
             address=member.record.address,
-            can_decode=member.has_role("decode"),
-            can_prefill=member.has_role("prefill"),
+            can_decode=member.has_role("decode") and self.breakers.allows(key, Role.DECODE, now_s),
+            can_prefill=member.has_role("prefill") and self.breakers.allows(key, Role.PREFILL, now_s),
             queued_tokens=max(self.load.outstanding_tokens(key), member.stats.waiting_tokens),
             last_used=self.load.last_used(key),
         )
@@ -235,6 +253,7 @@ class Fleet:
         watch.cancel()
         self.view.remove(member.key)
         self.load.forget(member.key)
+        self.breakers.forget(member.key)
         self._tasks.spawn(self._rpc.forget(member.record.address))
 
 

@@ -64,6 +64,11 @@ class RouterMetrics:
         self.plans = counter("plans_total", "Placements by where and why the prompt is computed.", "reason")
         self.retries = counter("retries_total", "Attempts repeated before the first token, by the leg blamed.", "leg")
         self.migrations = counter("migrations_total", "Streams moved after the first token, by the leg blamed.", "leg")
+        self.retries_refused = counter(
+            "retries_refused_total", "Requests that failed because the budget of retries was used up."
+        )
+        self.retry_budget = gauge("retry_budget_retries", "Retries before a first token that may be made now.")
+        self.breakers = gauge("open_breakers", "Workers that get no work of a role because they failed at it.", "role")
         self.workers = gauge("workers", "Workers by state.", "state")
         self.role_pressure = gauge(
             "role_pressure_ratio", "Load of a role over its targets, as the role controller sees it.", "role"

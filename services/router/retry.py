@@ -1,8 +1,9 @@
 """What to do when an attempt failed: blame the leg that broke, try another worker for it, or give up.
 
 Pure: an error and the plan it hit go in; exclusions for the next plan, or the error that ends the request, come out.
-Invariants: at most `max_attempts` attempts; a failing prefill never costs the decode worker anything; an error that no
-other worker can heal ends the request at once.
+Invariants: at most `max_attempts` attempts in a row that bring no token (a long stream may move as often as workers are
+restarted under it); a failing prefill never costs the decode worker anything; an error that no other worker can heal
+ends the request at once.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from dataclasses import dataclass, field
 from common.base.errors import (
     BlockCorrupt,
     Cancelled,
+    Internal,
     Leg,
     NotReady,
     Overloaded,
     PandoError,
+    PeerLost,
     StepAborted,
     Unavailable,
 )
@@ -31,9 +34,25 @@ def heals_elsewhere(error: PandoError) -> bool:
     return isinstance(error, (*_HEALED_ELSEWHERE, Cancelled))
 
 
+def blamed_leg(error: PandoError, prefill: WorkerKey | None) -> Leg:
+    """The leg that an error speaks against; without a prefill worker there is only decode's."""
+    return error.leg if error.leg in _PREFILL_LEGS and prefill is not None else Leg.DECODE
+
+
+def blames(error: PandoError) -> bool:
+    """Whether an error speaks against the worker of its leg; being full or going down does not."""
+    return isinstance(error, (NotReady, PeerLost, StepAborted, BlockCorrupt, Internal))
+
+
 @dataclass(slots=True)
 class Retries:
-    """The failures of one choice so far."""
+    """The failures of one choice so far.
+
+    Attributes:
+        max_attempts: in a row without a token.
+        attempt: number of the present one; rises with every failure.
+        errors: since the last token.
+    """
 
     max_attempts: int
     attempt: int = 0
@@ -47,23 +66,34 @@ class Retries:
         """For the next plan."""
         return Exclusions(self._decode, self._prefill, self._keep_decode)
 
-    def failed(self, error: PandoError, decode: WorkerKey, prefill: WorkerKey | None) -> Leg:
+    def failed(
+        self, error: PandoError, decode: WorkerKey, prefill: WorkerKey | None, *, progressed: bool = False
+    ) -> Leg:
         """Note a failed attempt; returns the leg to blame.
+
+        Args:
+            error: that ended it.
+            decode, prefill: the workers it used.
+            progressed: it brought a token, so earlier failures are forgiven.
 
         Raises:
             PandoError: the error itself, when another attempt cannot help or none is left.
         """
+        if progressed:
+            self.errors.clear()
+            self.forgive()
         self.errors.append(error)
         self.attempt += 1
-        if not heals_elsewhere(error) or self.attempt >= self.max_attempts:
+        if not heals_elsewhere(error) or len(self.errors) >= self.max_attempts:
             raise error
-        if error.leg in _PREFILL_LEGS and prefill is not None:
+        leg = blamed_leg(error, prefill)
+        if leg is Leg.DECODE:
+            self._decode.add(decode)
+            self._keep_decode = None
+        elif prefill is not None:
             self._prefill.add(prefill)
             self._keep_decode = decode
-            return error.leg
-        self._decode.add(decode)
-        self._keep_decode = None
-        return Leg.DECODE
+        return leg
 
     def forgive(self) -> None:
         """Allow every worker again: nobody else is left, and they answer."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from common.base.errors import Cancelled, InvalidRequest, Leg, Overloaded
+from common.base.errors import Cancelled, InvalidRequest, Leg, Overloaded, PandoError
 
 
 class Ticket:
     """A request's place in the table; a context manager that leaves it.
 
     Attributes:
-        aborted: somebody asked to end the request.
+        ended_with: what `check` raises, once somebody asked to end the request.
     """
 
     def __init__(self, table: RunningTable, request_id: str) -> None:
@@ -23,7 +23,7 @@ class Ticket:
         self._queued_tokens = 0
         self._cancels: set[Callable[[], object]] = set()
         self.request_id = request_id
-        self.aborted = False
+        self.ended_with: PandoError | None = None
 
     def __enter__(self) -> Ticket:
         return self
@@ -50,16 +50,18 @@ class Ticket:
         """The inverse of `on_abort`."""
         self._cancels.discard(cancel)
 
-    def abort(self) -> None:
-        """End the request; idempotent."""
-        self.aborted = True
+    def abort(self, error: PandoError | None = None) -> None:
+        """End the request, with `error` or as aborted; the first reason stays."""
+        self.ended_with = (
+            self.ended_with or error or Cancelled("the request was aborted", reason="aborted", leg=Leg.ROUTER)
+        )
         for cancel in tuple(self._cancels):
             cancel()
 
     def check(self) -> None:
-        """Raises Cancelled once the request is aborted."""
-        if self.aborted:
-            raise Cancelled("the request was aborted", reason="aborted", leg=Leg.ROUTER)
+        """Raises what the request was ended with, Cancelled or another PandoError."""
+        if self.ended_with is not None:
+            raise self.ended_with
 
 
 class RunningTable:
@@ -100,6 +102,11 @@ class RunningTable:
             return False
         ticket.abort()
         return True
+
+    def end_all(self, error: Callable[[], PandoError]) -> None:
+        """End all that run, each with an error of its own that its caller sees."""
+        for ticket in tuple(self._tickets.values()):
+            ticket.abort(error())
 
     def _queue(self, num_tokens: int) -> None:
         if self.queued_tokens and self.queued_tokens + num_tokens > self._max_queued_tokens:

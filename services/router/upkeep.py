@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from common.rpc.server import RpcServer
+from services.router.breaker import Role
 from services.router.loop import Fleet
 from services.router.member import WorkerState
 from services.router.metrics import RouterMetrics
@@ -30,4 +31,7 @@ def refresh_gauges(fleet: Fleet, running: RunningTable, metrics: RouterMetrics) 
     metrics.view_blocks.set(len(fleet.view))
     metrics.view_dropped.set(fleet.view.num_dropped)
     metrics.view_exact.set(sum(fleet.view.is_exact(member.key) for member in members))
+    num_open = fleet.num_open_breakers()
+    for role in Role:
+        metrics.breakers.labels(role.value).set(num_open[role])
     metrics.queued_tokens.set(running.queued_tokens)

@@ -30,6 +30,8 @@ def check_wish(wish: Wish, limits: LimitsConfig, vocab_size: int) -> None:
     """
     _check_ids(wish, limits)
     _require(1 <= wish.n <= limits.max_n, "n", f"n must be between 1 and {limits.max_n}, not {wish.n}")
+    last = wish.first_choice + wish.n
+    _require(last <= limits.max_n, "first_choice", f"choices up to {last - 1} are more than {limits.max_n}")
     _check_prompt(wish, limits, vocab_size)
     check_tokens("output_token_ids", wish.output_ids, vocab_size)
     if wish.max_tokens is not None:
@@ -53,7 +55,7 @@ def output_budget(wish: Wish, num_prompt_tokens: int, max_model_len: int, limits
         strict: refuse what does not fit the context instead of cutting it.
 
     Raises:
-        InvalidRequest: the prompt leaves no room (context_length_exceeded), or nothing is left to generate.
+        InvalidRequest: the prompt leaves no room (context_length_exceeded), or the output has too many tokens already.
     """
     _require(num_prompt_tokens > 0, "prompt", "the prompt must have at least one token")
     room = max_model_len - num_prompt_tokens
@@ -72,9 +74,9 @@ def output_budget(wish: Wish, num_prompt_tokens: int, max_model_len: int, limits
         f"min_tokens {wish.params.min_tokens} is more than the {budget} tokens that may be generated",
     )
     _require(
-        len(wish.output_ids) < budget,
+        len(wish.output_ids) <= budget,
         "output_token_ids",
-        f"{len(wish.output_ids)} output tokens leave nothing to generate of {budget}",
+        f"{len(wish.output_ids)} output tokens are more than the {budget} that may be generated",
     )
     return budget
 
@@ -101,6 +103,7 @@ def _check_ids(wish: Wish, limits: LimitsConfig) -> None:
         ("request_id", wish.request_id),
         ("session_id", wish.session_id),
         ("cache_salt", wish.cache_salt),
+        ("tenant", wish.tenant),
     ):
         _require(len(value) <= limits.max_id_chars, param, f"{param} is longer than {limits.max_id_chars} characters")
 

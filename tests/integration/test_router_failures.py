@@ -329,7 +329,7 @@ async def test_a_new_life_at_the_same_address_loses_the_old_credit(model_dir: Pa
 
 
 async def test_running_requests_end_well_when_the_router_drains(model_dir: Path) -> None:
-    async with bench(model_dir) as made:
+    async with bench(model_dir, timeouts=TimeoutsConfig(ping_s=0.3)) as made:
         fault = Fault(after=5, hang=True)
         made.workers[0].faults.append(fault)
         running = asyncio.create_task(assert_undisturbed(made))

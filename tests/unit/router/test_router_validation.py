@@ -175,7 +175,7 @@ def test_a_strict_context_does_not_cut() -> None:
     ("param", "bad", "good"),
     [
         ("min_tokens", wish(min_tokens=61), wish(min_tokens=60)),
-        ("output_token_ids", wish(max_tokens=2, output_ids=(1, 2)), wish(max_tokens=3, output_ids=(1, 2))),
+        ("output_token_ids", wish(max_tokens=1, output_ids=(1, 2)), wish(max_tokens=2, output_ids=(1, 2))),
     ],
 )
 def test_what_leaves_nothing_to_generate_is_refused(param: str, bad: Wish, good: Wish) -> None:

@@ -3,7 +3,7 @@
 Every frame says where it stands: output position of its first token, character offset of its text. A later attempt may
 repeat what was sent (its worker was told the output so far, but text held back for a stop string comes again); the
 stitch tells how much of each to cut. Invariants: no token or character passes twice, none is missing; nothing passes
-after the finish. Pure; knows nothing of protobuf or workers.
+after the finish. A router uses it over its workers, a gateway over its routers. Pure; knows nothing of who sends.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.base.errors import Leg, PeerLost
+from pando.v1 import inference_pb2, types_pb2
 
 
 @dataclass(slots=True, frozen=True)
@@ -63,3 +64,21 @@ class Stitch:
         self.text_offset += num_chars - cut.num_chars
         self.finished = finished
         return cut
+
+
+def fit(stitch: Stitch, frame: inference_pb2.GenerateResponse) -> None:
+    """Take a frame into the stream and cut from it, in place, what passed before.
+
+    Raises:
+        PeerLost: the frame leaves a gap.
+    """
+    finished = frame.finish_reason != types_pb2.FINISH_REASON_UNSPECIFIED
+    cut = stitch.accept(frame.token_index, frame.token_ids, frame.text_offset, len(frame.text), finished)
+    if cut.num_tokens:
+        del frame.token_ids[: cut.num_tokens]
+        del frame.logprobs[: cut.num_tokens]
+        del frame.logits_digests[: cut.num_tokens]
+        frame.token_index += cut.num_tokens
+    if cut.num_chars:
+        frame.text = frame.text[cut.num_chars :]
+        frame.text_offset += cut.num_chars

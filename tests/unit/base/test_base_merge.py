@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
-from services.router.merge import merge
+from common.base.merge import merge
 
 
 class Source:
