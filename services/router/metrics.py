@@ -74,7 +74,8 @@ class RouterMetrics:
             "role_pressure_ratio", "Load of a role over its targets, as the role controller sees it.", "role"
         )
         self.role_moves = counter(
-            "role_moves_total", "Moves by the role that is gained and what came of it (advised, done, failed).",
+            "role_moves_total",
+            "Moves by the role that is gained and what came of it (advised, done, failed).",
             "role",
             "outcome",
         )

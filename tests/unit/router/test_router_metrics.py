@@ -38,6 +38,18 @@ def test_times_of_two_choices(registry: CollectorRegistry) -> None:
     assert value(registry, "requests_total", outcome="ok") == 1
 
 
+def test_recent_times_are_kept_for_the_role_controller(registry: CollectorRegistry) -> None:
+    metrics = RouterMetrics(registry)
+    for _ in range(5):
+        trace = RequestTrace(metrics, 10.0)
+        trace.planned(12.0)
+        trace.tokens(0, 1, 13.0)
+        trace.tokens(0, 4, 15.0)
+        trace.finish("ok", 16.0)
+    assert metrics.recent_ttft.percentile(0.9, 16.0) == 1.0, "from its start at a worker: who waits here has no place"
+    assert metrics.recent_tpot.percentile(0.9, 16.0) == 0.5
+
+
 def test_failures_count_but_give_no_times(registry: CollectorRegistry) -> None:
     trace = RequestTrace(RouterMetrics(registry), 10.0)
     trace.tokens(0, 5, 11.0)
