@@ -24,11 +24,10 @@ from services.router.budget import RetryBudget
 from services.router.choice import Desk
 from services.router.config import RouterSettings
 from services.router.intake import Intake
-from services.router.load import LoadBook
 from services.router.loop import Fleet, Reader
 from services.router.membership import Membership
 from services.router.metrics import RouterMetrics
-from services.router.prefix_view import PrefixView
+from services.router.planner import Planner, PlannerConfig
 from services.router.prompts import Model, PromptPool
 from services.router.role_loop import make_role_loop
 from services.router.running import RunningTable
@@ -69,8 +68,7 @@ class Router:
             reader=reader,
             rpc=self._rpc,
             membership=membership,
-            view=PrefixView(config.max_view_blocks),
-            load=LoadBook(),
+            planner=Planner(planner_config(config)),
             breakers=Breakers(
                 BreakerLimits(config.breaker_failures, config.breaker_pause_s, config.breaker_max_pause_s)
             ),
@@ -143,6 +141,11 @@ class Router:
         self._pool.close()
         await self.grammars.close()
         self._exporter.close()
+
+
+def planner_config(config: RouterConfig) -> PlannerConfig:
+    """What the planner needs, which has it under the names of the configuration."""
+    return PlannerConfig(**{name: getattr(config, name) for name in PlannerConfig.__dataclass_fields__})
 
 
 def _going_down() -> Draining:

@@ -32,7 +32,7 @@ from services.router.legs import Legs
 from services.router.loop import Fleet
 from services.router.metrics import TIERS, RequestTrace, RouterMetrics
 from services.router.placement import Placement
-from services.router.policy import Plan, Task, plan
+from services.router.policy import Plan, Task
 from services.router.prefix_view import WorkerKey
 from services.router.retry import Retries, blamed_leg, blames
 from services.router.running import Ticket
@@ -121,10 +121,11 @@ class Choice:
         give_up_s = desk.clock() + desk.config.migration_wait_s
         while True:
             self._ticket.check()
-            chosen = self._plan()
+            task = self._task()
+            chosen = desk.fleet.planner.plan(task, desk.fleet.candidates(), self._retries.exclusions, desk.clock())
             if chosen is not None:
                 desk.metrics.plans.labels(chosen.reason).inc()
-                return Placement(desk.fleet.load, chosen)
+                return desk.fleet.planner.start(chosen, task, desk.clock())
             left_s = min(give_up_s, self._job.deadline_s) - desk.clock()
             if not self._stitch.token_ids or left_s <= 0:
                 raise self._retries.nobody_left()
@@ -132,18 +133,20 @@ class Choice:
             if any(desk.fleet.is_ready(key) for key in self._retries.exclusions.decode):
                 self._retries.forgive()
 
-    def _plan(self) -> Plan | None:
+    def _task(self) -> Task:
         desk, job = self._desk, self._job
         num_output = len(self._stitch.token_ids)
         left = job.params.max_tokens - num_output
-        task = Task(
+        return Task(
+            hashes=job.hashes,
             num_tokens=len(job.prompt_ids) + num_output,
             block_size=job.block_size,
             expected_output_tokens=min(left, desk.config.expected_output_tokens),
-            matches={**desk.fleet.view.match(job.hashes), **self._hints.matches},
+            session_id=job.session_id,
+            block_bytes=job.block_bytes,
+            known=self._hints.matches,
             landing=self._hints.landing,
         )
-        return plan(task, desk.fleet.candidates(), self._retries.exclusions, desk.config.remote_prefill_min_tokens)
 
     async def _attempt(self, placement: Placement, legs: Legs) -> AsyncGenerator[Frame, None]:
         desk, job, stitch = self._desk, self._job, self._stitch
@@ -188,8 +191,9 @@ class Choice:
 
     def _tokens_came(self, count: int, placement: Placement) -> None:
         self._ticket.first_token()
-        placement.progress(count)
-        self._trace.tokens(self._index, count, self._desk.clock())
+        now_s = self._desk.clock()
+        placement.progress(count, now_s)
+        self._trace.tokens(self._index, count, now_s)
 
     def _add_prompt(self, frame: Frame) -> None:
         if self._prompt_sent:

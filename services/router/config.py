@@ -22,6 +22,9 @@ class RouterConfig(Section):
     )
     served_model_name: str = Field("", description="name of the model in the API; empty: the folder's name")
     poll_s: float = Field(0.5, gt=0, description="seconds between two looks at the registry and at every worker's load")
+    policy: Literal["prefix", "round_robin", "least_loaded", "random"] = Field(
+        "prefix", description="how workers are chosen: by estimated time (prefix), or a plain rule to compare it with"
+    )
     remote_prefill_min_tokens: int = Field(
         32, ge=1, description="uncached tokens from which a prefill worker computes the prompt; below, decode does"
     )
@@ -66,6 +69,23 @@ class RouterConfig(Section):
         5.0, gt=0, description="seconds of waiting that count as much as one point of priority"
     )
     max_view_blocks: int = Field(4_000_000, ge=1, description="most KV blocks in the prefix view, about 300 bytes each")
+    speculative_s: float = Field(
+        2.0, ge=0, description="seconds that a prompt's blocks count as held after its first token, before events come"
+    )
+    max_speculations: int = Field(4096, ge=0, description="most prompts remembered so; 0 turns it off")
+    min_match_tokens: int = Field(
+        64, ge=0, description="a worker that holds less of a prompt than this earns no credit for it"
+    )
+    tie_ratio: float = Field(
+        0.05, ge=0, le=1, description="workers whose cost is within this part of the best time to a first token tie"
+    )
+    max_sources: int = Field(
+        2, ge=0, description="most other workers named as holders of a longer prefix; 0: they do not fetch from others"
+    )
+    max_sessions: int = Field(10_000, ge=0, description="most sessions whose last worker is remembered; a hint only")
+    speed_half_life_s: float = Field(
+        30.0, gt=0, description="seconds without news after which a worker measured as slow has half its bad name left"
+    )
     context_policy: Literal["clamp", "strict"] = Field(
         "clamp", description="max_tokens beyond the context: clamp cuts it to what is left, strict refuses the request"
     )

@@ -17,7 +17,7 @@ from pando.v1 import inference_pb2, types_pb2, worker_pb2
 from services.router.job import Chat, Job, Prompt, Wish
 from services.router.member import Identity, Info, Member, Stats
 from services.router.policy import Candidate, Plan
-from services.router.prefix_view import Update
+from services.router.prefix_view import Digest, Update
 
 
 def wish_from_pb(message: inference_pb2.GenerateRequest) -> Wish:
@@ -183,7 +183,14 @@ def update_from_pb(message: worker_pb2.WatchResponse) -> Update:
         changes=[(event.kind, event.prefix_hash, event.tier) for event in message.events],
         snapshot=message.snapshot,
         snapshot_end=message.snapshot_end,
+        digest=_digest_from_pb(message),
     )
+
+
+def _digest_from_pb(message: worker_pb2.WatchResponse) -> Digest | None:
+    if not message.HasField("digest"):
+        return None
+    return Digest(message.digest.num_entries, message.digest.sum)
 
 
 def status_to_pb(member: Member, blocks_in_view: int) -> inference_pb2.WorkerStatus:

@@ -84,6 +84,8 @@ class Intake:
             return_prompt_ids=wish.return_prompt_ids,
             hashes=block_hashes(root, prompt_ids, identity.block_size),
             block_size=identity.block_size,
+            block_bytes=identity.block_bytes,
+            session_id=wish.session_id,
             namespace=identity.namespace,
             text_offset=_text_offset(wish, self._model),
             deadline_s=deadline_s,

@@ -66,6 +66,8 @@ class Job:
         text_offset: characters of text that `output_ids` already gave.
         deadline_s: on the monotonic clock.
         first_choice: number of the first of `n` choices.
+        session_id: requests with the same one belong together; empty: none.
+        block_bytes: KV bytes of a block.
     """
 
     request_id: str
@@ -86,3 +88,5 @@ class Job:
     first_choice: int = 0
     tenant: str = ""
     tenant_weight: int = 0
+    session_id: str = ""
+    block_bytes: int = 0

@@ -1,101 +1,195 @@
-"""Who has how much to do: tokens that this router gave to each worker and that are not computed yet.
+"""Who has how much to do: what this router gave to each worker and what is not done yet.
 
-A request is charged to its workers when they are chosen, in tokens still to compute (uncached prompt, expected
-output); the charge shrinks as tokens arrive and is released on every path, exactly once however often `release` is
-called. Invariant: a worker's outstanding tokens are the sum of its open charges. Knows nothing about requests, time
-or what other routers do.
+A request is charged to its workers when they are chosen: prompt tokens that one has to compute, output tokens that one
+is expected to generate, and the context that they will occupy. The charge shrinks as tokens arrive and is released on
+every path, exactly once however often `release` is called. What others (routers, drained streams) gave to a worker is
+known by its own word only: whatever it reports beyond the charges is foreign. Invariants: a worker's tokens are the sum
+of its open charges; nothing is latched: every figure follows from open charges and the last report. Knows nothing about
+requests; the time comes as an argument, and what has none happens at the latest one seen.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.router.prefix_view import WorkerKey
 
 
 @dataclass(slots=True)
-class _Account:
-    outstanding_tokens: int = 0
+class Load:
+    """What one worker has to do. Changed by the book only.
+
+    Attributes:
+        prompt_tokens: to compute before a request that comes now.
+        output_tokens: to generate still.
+        context_tokens: of all open charges; what they occupy in the worker's memory, blocks shared by several counted
+            for each.
+        num_generating: open charges with output.
+        num_charges: open charges.
+        last_used: position of the last charge among all charges of all workers; 0: never.
+        foreign_tokens, foreign_requests: prompt tokens that wait, and requests, that are not this router's.
+        max_requests, max_context_tokens: the worker's bounds; 0 until it has told them.
+    """
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    context_tokens: int = 0
+    num_generating: int = 0
     num_charges: int = 0
     last_used: int = 0
-    forgotten: bool = False
+    foreign_tokens: int = 0
+    foreign_requests: int = 0
+    max_requests: int = 0
+    max_context_tokens: int = 0
+    _forgotten: bool = False
+    _head_since_s: float = 0.0
+    _prompts: dict[Charge, None] = field(default_factory=dict)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens that are computed before those of a request that comes now."""
+        return self.prompt_tokens + self.foreign_tokens
+
+    def queue_s(self, token_s: float, now_s: float) -> float:
+        """When a request that comes now would be looked at, if a prompt token takes `token_s`.
+
+        Prompts are taken to be computed in turn, and the oldest to be as far as the time since the one before it was
+        done allows. One that is late is taken to need as long again as it is late.
+        """
+        head = next(iter(self._prompts), None)
+        if head is None:
+            return self.foreign_tokens * token_s
+        left_s = abs(head.prompt_tokens * token_s - (now_s - self._head_since_s))
+        return (self.queued_tokens - head.prompt_tokens) * token_s + left_s
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that generate or will."""
+        return self.num_generating + self.foreign_requests
 
 
 class Charge:
-    """Tokens that one request still costs one worker."""
+    """What one request still costs one worker."""
 
-    __slots__ = ("_book", "_key", "_open", "_tokens")
+    __slots__ = ("_book", "_key", "_open", "context_tokens", "generates", "output_tokens", "prompt_tokens")
 
-    def __init__(self, book: LoadBook, key: WorkerKey, tokens: int) -> None:
+    def __init__(
+        self, book: LoadBook, key: WorkerKey, prompt_tokens: int, output_tokens: int, context_tokens: int
+    ) -> None:
         self._book = book
         self._key = key
-        self._tokens = tokens
         self._open = True
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.context_tokens = context_tokens
+        self.generates = output_tokens > 0
+
+    def computed(self, now_s: float) -> None:
+        """The prompt is computed; a second call does nothing."""
+        if self._open:
+            self._book._now_s = now_s
+            self._book._computed(self._key, self)
 
     def progress(self, tokens: int) -> None:
-        """`tokens` of the charge are computed; more than were charged count as all of it."""
-        done = min(tokens, self._tokens)
-        self._tokens -= done
-        self._book._take(self._key, done)
+        """`tokens` of the output came; more than were expected count as all of it."""
+        if self._open:
+            self._book._generated(self._key, self, min(tokens, self.output_tokens))
 
     def release(self) -> None:
         """Take back what is left; a second call does nothing."""
         if self._open:
             self._open = False
-            self._book._close(self._key, self._tokens)
-            self._tokens = 0
+            self._book._close(self._key, self)
 
 
 class LoadBook:
     """Open charges by worker."""
 
     def __init__(self) -> None:
-        self._accounts: dict[WorkerKey, _Account] = {}
+        self._loads: dict[WorkerKey, Load] = {}
         self._uses = 0
+        self._now_s = 0.0
 
-    def charge(self, key: WorkerKey, tokens: int) -> Charge:
-        """Charge `tokens` to a worker; the caller releases the result on every path."""
-        account = self._accounts.setdefault(key, _Account())
+    def charge(
+        self,
+        key: WorkerKey,
+        now_s: float,
+        *,
+        prompt_tokens: int = 0,
+        output_tokens: int = 0,
+        context_tokens: int = 0,
+    ) -> Charge:
+        """Charge a worker; the caller releases the result on every path."""
+        self._now_s = now_s
+        load = self._loads.setdefault(key, Load())
         self._uses += 1
-        account.last_used = self._uses
-        account.outstanding_tokens += tokens
-        account.num_charges += 1
-        return Charge(self, key, tokens)
+        load.last_used = self._uses
+        load.prompt_tokens += prompt_tokens
+        load.output_tokens += output_tokens
+        load.context_tokens += context_tokens
+        load.num_charges += 1
+        load.num_generating += output_tokens > 0
+        charge = Charge(self, key, prompt_tokens, output_tokens, context_tokens)
+        if prompt_tokens:
+            load._head_since_s = load._head_since_s if load._prompts else now_s
+            load._prompts[charge] = None
+        return charge
+
+    def observe(self, key: WorkerKey, waiting_tokens: int, num_requests: int) -> None:
+        """A worker told what waits and how many requests it has: what is not charged here is foreign."""
+        load = self._loads.setdefault(key, Load())
+        load.foreign_tokens = max(0, waiting_tokens - load.prompt_tokens)
+        load.foreign_requests = max(0, num_requests - load.num_charges)
+
+    def bounds(self, key: WorkerKey, max_requests: int, max_context_tokens: int) -> None:
+        """A worker told how much it can hold."""
+        load = self._loads.setdefault(key, Load())
+        load.max_requests = max_requests
+        load.max_context_tokens = max_context_tokens
+
+    def of(self, key: WorkerKey) -> Load:
+        """What the worker has to do; to be read at once, not kept."""
+        return self._loads.get(key) or Load()
 
     def outstanding_tokens(self, key: WorkerKey) -> int:
-        """Tokens that the worker still has to compute."""
-        account = self._accounts.get(key)
-        return account.outstanding_tokens if account else 0
-
-    def num_charges(self, key: WorkerKey) -> int:
-        """Open charges of the worker."""
-        account = self._accounts.get(key)
-        return account.num_charges if account else 0
-
-    def last_used(self, key: WorkerKey) -> int:
-        """Position of the worker's last charge among all charges; 0 when never."""
-        account = self._accounts.get(key)
-        return account.last_used if account else 0
+        """Tokens of the open charges that the worker still has to compute."""
+        load = self.of(key)
+        return load.prompt_tokens + load.output_tokens
 
     def forget(self, key: WorkerKey) -> None:
         """The worker is gone: its account closes with its last charge."""
-        account = self._accounts.get(key)
-        if account:
-            account.forgotten = True
-            self._sweep(key, account)
+        load = self._loads.get(key)
+        if load:
+            load._forgotten = True
+            self._sweep(key, load)
 
-    def _take(self, key: WorkerKey, tokens: int) -> None:
-        if tokens:
-            account = self._accounts[key]
-            account.outstanding_tokens -= tokens
-            assert account.outstanding_tokens >= 0, f"{key}: {account.outstanding_tokens} tokens outstanding"
+    def _computed(self, key: WorkerKey, charge: Charge) -> None:
+        load = self._loads[key]
+        if charge not in load._prompts:
+            return
+        if next(iter(load._prompts)) is charge:
+            load._head_since_s = self._now_s
+        del load._prompts[charge]
+        load.prompt_tokens -= charge.prompt_tokens
+        charge.prompt_tokens = 0
+        assert load.prompt_tokens >= 0, f"{key}: {load.prompt_tokens} prompt tokens outstanding"
 
-    def _close(self, key: WorkerKey, tokens: int) -> None:
-        self._take(key, tokens)
-        account = self._accounts[key]
-        account.num_charges -= 1
-        self._sweep(key, account)
+    def _generated(self, key: WorkerKey, charge: Charge, tokens: int) -> None:
+        load = self._loads[key]
+        load.output_tokens -= tokens
+        charge.output_tokens -= tokens
+        assert load.output_tokens >= 0, f"{key}: {load.output_tokens} output tokens outstanding"
 
-    def _sweep(self, key: WorkerKey, account: _Account) -> None:
-        if account.forgotten and not account.num_charges:
-            del self._accounts[key]
+    def _close(self, key: WorkerKey, charge: Charge) -> None:
+        self._computed(key, charge)
+        self._generated(key, charge, charge.output_tokens)
+        load = self._loads[key]
+        load.context_tokens -= charge.context_tokens
+        load.num_generating -= charge.generates
+        load.num_charges -= 1
+        assert load.num_charges >= 0 and load.context_tokens >= 0, f"{key}: {load}"
+        self._sweep(key, load)
+
+    def _sweep(self, key: WorkerKey, load: Load) -> None:
+        if load._forgotten and not load.num_charges:
+            del self._loads[key]

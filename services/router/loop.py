@@ -18,7 +18,6 @@ from common.base.logging import Logger
 from common.base.tasks import Tasks
 from common.rpc.registry import WorkerRecord
 from services.router.breaker import Breakers, Role
-from services.router.load import LoadBook
 from services.router.member import Member, Record, WorkerState
 from services.router.membership import (
     Action,
@@ -35,8 +34,9 @@ from services.router.membership import (
     Refuse,
     RegistryListed,
 )
+from services.router.planner import Planner
 from services.router.policy import Candidate
-from services.router.prefix_view import PrefixView, WorkerKey
+from services.router.prefix_view import WorkerKey
 from services.router.worker_rpc import WorkerRpc
 
 WATCH_BACKOFF_S = 0.2
@@ -60,16 +60,16 @@ class Fleet:
         reader: Reader,
         rpc: WorkerRpc,
         membership: Membership,
-        view: PrefixView,
-        load: LoadBook,
+        planner: Planner,
         breakers: Breakers,
         clock: Clock,
         poll_s: float,
         log: Logger,
     ) -> None:
         self.membership = membership
-        self.view = view
-        self.load = load
+        self.planner = planner
+        self.view = planner.view
+        self.load = planner.load
         self.breakers = breakers
         self._clock = clock
         self._reader = reader
@@ -143,8 +143,6 @@ class Fleet:
             address=member.record.address,
             can_decode=member.has_role("decode") and self.breakers.allows(key, Role.DECODE, now_s),
             can_prefill=member.has_role("prefill") and self.breakers.allows(key, Role.PREFILL, now_s),
-            queued_tokens=max(self.load.outstanding_tokens(key), member.stats.waiting_tokens),
-            last_used=self.load.last_used(key),
         )
 
     async def _poll(self) -> None:
@@ -176,6 +174,7 @@ class Fleet:
         event: Event
         try:
             event = PingAnswered(key, await self._rpc.get_stats(address))
+            self._observe(event)
         except DeadlineExceeded:
             event = PingFailed(key)
         except PandoError as error:
@@ -183,6 +182,11 @@ class Fleet:
         finally:
             self._pinging.discard(key)
         self._handle(event)
+
+    def _observe(self, answer: PingAnswered) -> None:
+        identity = self.membership.identity
+        if identity is not None and self.membership.member(answer.key) is not None:
+            self.planner.observe_stats(answer.key, answer.stats, identity.block_size)
 
     async def _shake_hands(self, record: Record) -> None:
         event: Event
@@ -200,11 +204,11 @@ class Fleet:
             try:
                 async with aclosing(self._rpc.watch(member.record.address, key[1])) as updates:
                     async for update in updates:
-                        if not self.view.handle(key, update):
+                        if not self.planner.handle(key, update):
                             break
             except PandoError as error:
                 self._log.debug("watch broke", worker_id=key[0], error=error.message)
-            self.view.lost_track(key)
+            self.planner.lost_track(key)
             await asyncio.sleep(WATCH_BACKOFF_S)
 
     def _handle(self, event: Event) -> None:
@@ -251,8 +255,7 @@ class Fleet:
         self._log.warning("worker ejected", worker_id=member.record.worker_id, cause=cause)
         watch = self._watches.pop(member.key)
         watch.cancel()
-        self.view.remove(member.key)
-        self.load.forget(member.key)
+        self.planner.remove(member.key)
         self.breakers.forget(member.key)
         self._tasks.spawn(self._rpc.forget(member.record.address))
 

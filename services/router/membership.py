@@ -131,6 +131,11 @@ class Membership:
         ready = [member for member in self._members.values() if member.state is WorkerState.READY]
         return all(any(member.has_role(role) for member in ready) for role in ("decode", "prefill"))
 
+    def member(self, key: WorkerKey) -> Member | None:
+        """The member of this life; None when it is not one."""
+        member = self._members.get(key[0])
+        return member if member is not None and member.key == key else None
+
     def handle(self, event: Event) -> list[Action]:
         """Fold in an event; returns what is to be done, in order."""
         match event:
@@ -196,7 +201,7 @@ class Membership:
         return actions
 
     def _ping_answered(self, key: WorkerKey, stats: Stats) -> list[Action]:
-        member = self._member(key)
+        member = self.member(key)
         if member is None:
             return []
         if stats.incarnation != key[1]:
@@ -208,7 +213,7 @@ class Membership:
         return []
 
     def _missed(self, key: WorkerKey, count: int) -> list[Action]:
-        member = self._member(key)
+        member = self.member(key)
         if member is None:
             return []
         member.missed_pings += count
@@ -225,7 +230,3 @@ class Membership:
             self.identity = None
             self._refused.clear()
         return Eject(member, cause)
-
-    def _member(self, key: WorkerKey) -> Member | None:
-        member = self._members.get(key[0])
-        return member if member is not None and member.key == key else None

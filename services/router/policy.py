@@ -1,37 +1,24 @@
-"""The plan: which worker decodes, which computes the prompt, and who else holds a part of it.
+"""The words of a plan: what is to be placed, on whom it may be, and what was decided.
 
-Pure and replayable: matches, loads and exclusions in, a `Plan` (or None: nobody can) out. The cost of a worker is the
-number of tokens it has to compute before and for this request: what it is charged with, plus the part of the request
-that its cache lacks. Decode is chosen first; the prompt goes to a prefill worker only when the uncached part is worth
-the trip. Ties go to the worker that was used least recently. Knows nothing about time, calls or tokens' values.
+Plain data, shared by the planner, the router around it and the simulator. Knows nothing about how a choice is made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.router.prefix_view import WorkerKey
-
-MAX_SOURCES = 2
 
 
 @dataclass(slots=True, frozen=True)
 class Candidate:
-    """A worker that may be chosen.
-
-    Attributes:
-        address: gRPC host:port.
-        queued_tokens: tokens it has to compute already.
-        last_used: position of its last use; lower is longer ago.
-    """
+    """A worker that may be chosen; `address` is its gRPC host:port."""
 
     key: WorkerKey
     address: str
     can_decode: bool
     can_prefill: bool
-    queued_tokens: int = 0
-    last_used: int = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -39,22 +26,24 @@ class Task:
     """What is to be placed.
 
     Attributes:
+        hashes: prefix hashes of the prompt's full blocks; they are kept, so nobody changes the list.
         num_tokens: known tokens, prompt and output so far, >= 1.
         block_size: tokens per block.
         expected_output_tokens: tokens that it will probably generate.
-        matches: blocks of the prompt that each worker holds, contiguous from the first.
-        landing: workers some of whose `matches` may still be on their way to them.
+        session_id: requests with the same one belong together; empty: none.
+        block_bytes: KV bytes of a block; 0: unknown, then moving blocks is never taken to be quicker than computing.
+        known: blocks of the prompt that a worker holds beyond what the view says.
+        landing: workers some of whose blocks in `known` may still be on their way to them.
     """
 
+    hashes: Sequence[bytes]
     num_tokens: int
     block_size: int
     expected_output_tokens: int
-    matches: Mapping[WorkerKey, int]
+    session_id: str = ""
+    block_bytes: int = 0
+    known: Mapping[WorkerKey, int] = field(default_factory=dict)
     landing: Collection[WorkerKey] = ()
-
-    def uncached_tokens(self, key: WorkerKey) -> int:
-        """Tokens a worker would compute; the last one always."""
-        return self.num_tokens - min(self.matches.get(key, 0) * self.block_size, self.num_tokens - 1)
 
 
 @dataclass(slots=True, frozen=True)
@@ -74,6 +63,46 @@ class Source:
     num_blocks: int
 
 
+@dataclass(slots=True)
+class Quote:
+    """What one worker in one role would cost, in seconds; `total_s` is their sum less the credit.
+
+    Attributes:
+        cached_tokens: prompt tokens that it holds, by the view.
+        compute_tokens: prompt tokens that nobody in reach holds.
+        queue_s: work before this request.
+        prefill_s: computing `compute_tokens`.
+        load_s: loading what it holds in host memory, and what it would fetch from others.
+        transfer_s: moving the KV from the prefill worker to decode.
+        decode_s: generating beside its other requests.
+        is_remote: another worker would compute the prompt.
+        effort_s: what the computing costs others, by how busy the fleet is.
+        credit_s: part of the prompt's cost that running requests with the same prefix share in.
+    """
+
+    candidate: Candidate
+    cached_tokens: int = 0
+    compute_tokens: int = 0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    load_s: float = 0.0
+    transfer_s: float = 0.0
+    decode_s: float = 0.0
+    effort_s: float = 0.0
+    credit_s: float = 0.0
+    is_remote: bool = False
+
+    @property
+    def first_token_s(self) -> float:
+        """The expected time to the first token."""
+        return self.queue_s + self.prefill_s + self.load_s + self.transfer_s
+
+    @property
+    def total_s(self) -> float:
+        """What candidates are compared by."""
+        return self.first_token_s + self.decode_s + self.effort_s - self.credit_s
+
+
 @dataclass(slots=True, frozen=True)
 class Plan:
     """Where one choice runs.
@@ -85,6 +114,8 @@ class Plan:
         output_tokens: what to charge to decode beside.
         reason: why the prompt is computed where it is: short_suffix, no_prefill_worker, decode_is_best,
             remote, landing (decode fetches what has not come yet).
+        first_token_s: the expected time to the first token.
+        decode_quotes, prefill_quotes: what the candidates would cost, for explanations.
     """
 
     decode: Candidate
@@ -93,62 +124,11 @@ class Plan:
     prompt_tokens: int
     output_tokens: int
     reason: str
+    first_token_s: float = 0.0
+    decode_quotes: Sequence[Quote] = ()
+    prefill_quotes: Sequence[Quote] = ()
 
-
-def plan(task: Task, workers: Sequence[Candidate], excluded: Exclusions, remote_prefill_min_tokens: int) -> Plan | None:
-    """Place a task; None when no worker can decode."""
-    decode = _choose_decode(task, workers, excluded)
-    if decode is None:
-        return None
-    prefill, reason = _choose_prefill(task, workers, excluded, decode, remote_prefill_min_tokens)
-    computing = prefill or decode
-    return Plan(
-        decode=decode,
-        prefill=prefill,
-        sources=_sources(task, workers, computing),
-        prompt_tokens=task.uncached_tokens(computing.key),
-        output_tokens=task.expected_output_tokens,
-        reason=reason,
-    )
-
-
-def _cost(task: Task, worker: Candidate) -> tuple[int, int, str]:
-    return worker.queued_tokens + task.uncached_tokens(worker.key), worker.last_used, worker.key[0]
-
-
-def _choose_decode(task: Task, workers: Sequence[Candidate], excluded: Exclusions) -> Candidate | None:
-    able = [worker for worker in workers if worker.can_decode and worker.key not in excluded.decode]
-    kept = [worker for worker in able if worker.key == excluded.keep_decode]
-    return min(kept or able, key=lambda worker: _cost(task, worker), default=None)
-
-
-def _choose_prefill(
-    task: Task, workers: Sequence[Candidate], excluded: Exclusions, decode: Candidate, min_tokens: int
-) -> tuple[Candidate | None, str]:
-    landing = decode.key in task.landing
-    if task.uncached_tokens(decode.key) < min_tokens and not landing:
-        return None, "short_suffix"
-    able = [
-        worker
-        for worker in workers
-        if worker.can_prefill and worker.key not in excluded.prefill and worker.key != decode.key
-    ]
-    best = min(able, key=lambda worker: _cost(task, worker), default=None)
-    if best is None:
-        return None, "no_prefill_worker"
-    if landing:
-        return best, "landing"
-    if decode.can_prefill and _cost(task, decode)[0] <= _cost(task, best)[0]:
-        return None, "decode_is_best"
-    return best, "remote"
-
-
-def _sources(task: Task, workers: Sequence[Candidate], computing: Candidate) -> tuple[Source, ...]:
-    held = task.matches.get(computing.key, 0)
-    longer = [
-        Source(worker, task.matches[worker.key])
-        for worker in workers
-        if worker.key != computing.key and task.matches.get(worker.key, 0) > held
-    ]
-    longer.sort(key=lambda source: (-source.num_blocks, source.worker.queued_tokens, source.worker.key))
-    return tuple(longer[:MAX_SOURCES])
+    @property
+    def computing(self) -> Candidate:
+        """The worker that computes the prompt."""
+        return self.prefill or self.decode

@@ -7,15 +7,21 @@ into one table::
 
 so that matching a prompt against all workers is one walk over its hashes. Invariants: a worker's entries come from one
 life of it (the key names the incarnation) and from an unbroken stream; its blocks vanish with it; the table never
-exceeds its bound (what does not fit is not remembered). The view is a hint: a wrong entry costs a recompute, never a
-wrong answer. Knows nothing of tokens, loads, streams or time.
+exceeds its bound (what does not fit is not remembered). How far a worker's entries can be trusted is a state::
+
+    catching up --snapshot complete--> exact --gap, or a digest that differs--> degraded
+         ^                               |                                         |
+         '-------- stream broke ---------'      '------- next snapshot begins -----'
+
+The view is a hint: a wrong entry costs a recompute, never a wrong answer. Knows nothing of tokens, loads, streams or
+time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 WorkerKey = tuple[str, int]
 """One life of a worker: (worker id, incarnation)."""
@@ -38,6 +44,24 @@ A change of a tier that this router does not know is skipped.
 _ALL_TIERS = 3
 """As bits of one worker, like 1 and 2."""
 
+_DIGEST_MODULUS = 1 << 64
+
+
+class Trust(StrEnum):
+    """What a worker's entries are worth."""
+
+    EXACT = "exact"
+    CATCHING_UP = "catching_up"
+    DEGRADED = "degraded"
+
+
+@dataclass(slots=True, frozen=True)
+class Digest:
+    """What a worker's index adds up to: entries of all tiers, and the sum of tier * first eight bytes of the hash."""
+
+    num_entries: int
+    sum: int
+
 
 @dataclass(slots=True, frozen=True)
 class Update:
@@ -47,20 +71,25 @@ class Update:
         seq: number of the last change in it; numbers count changes, so an update of k changes moves it by k.
         snapshot: the changes are entries of the state at `seq`.
         snapshot_end: the state is complete with this update.
+        digest: of the state at `seq`, when the worker offers a check.
     """
 
     seq: int
     changes: Sequence[Change]
     snapshot: bool = False
     snapshot_end: bool = False
+    digest: Digest | None = None
 
 
 @dataclass(slots=True)
 class _Feed:
     slot: int
     seq: int = 0
-    exact: bool = False
+    trust: Trust = Trust.CATCHING_UP
     in_snapshot: bool = False
+    num_missing: int = 0
+    num_entries: int = 0
+    sum: int = 0
     blocks: set[bytes] = field(default_factory=set)
 
 
@@ -87,27 +116,36 @@ class PrefixView:
 
     def is_exact(self, key: WorkerKey) -> bool:
         """True when the worker's entries equal its index up to the last change it sent."""
+        return self.trust(key) is Trust.EXACT
+
+    def trust(self, key: WorkerKey) -> Trust:
+        """What the worker's entries are worth; a stranger is yet to catch up."""
         feed = self._feeds.get(key)
-        return feed is not None and feed.exact
+        return feed.trust if feed else Trust.CATCHING_UP
 
     def handle(self, key: WorkerKey, update: Update) -> bool:
-        """Fold in one update; False when changes are missing and a new snapshot is needed."""
+        """Fold in one update; False when something is missing and a new snapshot is needed."""
         feed = self._feeds.get(key) or self._admit(key)
         if update.snapshot:
             self._take_snapshot(feed, update)
             return True
-        if not feed.exact or update.seq != feed.seq + len(update.changes):
-            feed.exact = False
+        if feed.trust is Trust.CATCHING_UP or update.seq != feed.seq + len(update.changes):
+            feed.trust = Trust.DEGRADED
             return False
         feed.seq = update.seq
         self._apply(feed, update.changes)
-        return True
+        if update.digest is None or feed.num_missing or _digest(feed) == update.digest:
+            return True
+        feed.trust = Trust.DEGRADED
+        return False
 
     def lost_track(self, key: WorkerKey) -> None:
         """The worker's stream broke: its entries stay as hints until the next snapshot."""
         feed = self._feeds.get(key)
         if feed:
-            feed.exact = feed.in_snapshot = False
+            feed.in_snapshot = False
+            if feed.trust is Trust.EXACT:
+                feed.trust = Trust.CATCHING_UP
 
     def remove(self, key: WorkerKey) -> None:
         """Forget a worker and all it held."""
@@ -120,18 +158,28 @@ class PrefixView:
 
     def match(self, hashes: Sequence[bytes]) -> dict[WorkerKey, int]:
         """Length in blocks of the contiguous head of `hashes` on each worker that holds at least one."""
+        return self.match_tiers(hashes)[0]
+
+    def match_tiers(self, hashes: Sequence[bytes]) -> tuple[dict[WorkerKey, int], dict[WorkerKey, int]]:
+        """Lengths of the heads of `hashes` in any tier, and in L1, by worker; what is not in both has length 0."""
         lengths: dict[WorkerKey, int] = {}
-        alive = self._any_l1
+        upper: dict[WorkerKey, int] = {}
+        alive = in_l1 = self._any_l1
+        get = self._bits.get
         for depth, prefix_hash in enumerate(hashes):
-            bits = self._bits.get(prefix_hash, 0)
+            bits = get(prefix_hash, 0)
             holding = alive & (bits | bits >> 1)
+            if in_l1 & ~bits:
+                self._note(upper, in_l1 & ~bits, depth)
+                in_l1 &= bits
             if holding != alive:
                 self._note(lengths, alive & ~holding, depth)
                 alive = holding
                 if not alive:
-                    return lengths
+                    return lengths, upper
         self._note(lengths, alive, len(hashes))
-        return lengths
+        self._note(upper, in_l1, len(hashes))
+        return lengths, upper
 
     def _note(self, lengths: dict[WorkerKey, int], slots: int, depth: int) -> None:
         while slots and depth:
@@ -153,11 +201,13 @@ class PrefixView:
     def _take_snapshot(self, feed: _Feed, update: Update) -> None:
         if not feed.in_snapshot:
             self._clear(feed)
-            feed.exact = False
+            feed.num_missing = 0
+            feed.trust = Trust.CATCHING_UP
         self._apply(feed, update.changes)
         feed.seq = update.seq
         feed.in_snapshot = not update.snapshot_end
-        feed.exact = update.snapshot_end
+        if update.snapshot_end:
+            feed.trust = Trust.DEGRADED if feed.num_missing else Trust.EXACT
 
     def _apply(self, feed: _Feed, changes: Sequence[Change]) -> None:
         for kind, prefix_hash, tier in changes:
@@ -172,23 +222,42 @@ class PrefixView:
 
     def _store(self, feed: _Feed, prefix_hash: bytes, tier: int) -> None:
         bits = self._bits.get(prefix_hash)
+        added = tier << 2 * feed.slot
         if bits is None:
             if len(self._bits) >= self._max_blocks:
                 self.num_dropped += 1
+                feed.num_missing += 1
+                feed.trust = Trust.DEGRADED
                 return
-            bits = 0
-        self._bits[prefix_hash] = bits | tier << 2 * feed.slot
+            self._bits[prefix_hash] = added
+        elif bits & added:
+            return
+        else:
+            self._bits[prefix_hash] = bits | added
         feed.blocks.add(prefix_hash)
+        feed.num_entries += 1
+        feed.sum += tier * int.from_bytes(prefix_hash[:8], "little")
 
     def _remove(self, feed: _Feed, prefix_hash: bytes, tiers: int) -> None:
-        bits = self._bits.get(prefix_hash, 0) & ~(tiers << 2 * feed.slot)
-        if not bits >> 2 * feed.slot & 3:
+        bits = self._bits.get(prefix_hash, 0)
+        mine = bits >> 2 * feed.slot & _ALL_TIERS
+        gone = mine & tiers
+        if not gone:
+            return
+        feed.num_entries -= gone.bit_count()
+        feed.sum -= gone * int.from_bytes(prefix_hash[:8], "little")
+        if gone == mine:
             feed.blocks.discard(prefix_hash)
+        bits &= ~(gone << 2 * feed.slot)
         if bits:
             self._bits[prefix_hash] = bits
         else:
-            self._bits.pop(prefix_hash, None)
+            del self._bits[prefix_hash]
 
     def _clear(self, feed: _Feed, tiers: int = _ALL_TIERS) -> None:
         for prefix_hash in list(feed.blocks):
             self._remove(feed, prefix_hash, tiers)
+
+
+def _digest(feed: _Feed) -> Digest:
+    return Digest(feed.num_entries, feed.sum % _DIGEST_MODULUS)

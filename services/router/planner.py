@@ -1,0 +1,206 @@
+"""The decision core behind one facade: what the live router and the simulator both drive.
+
+Owns the prefix view, the loads, the measured speeds, the promises of prompts on their way, which prefixes run, and
+which worker a session was on. Pure: events, candidates and the time come in as arguments; plans and placements go out.
+Every plan follows from these alone, so that a recorded run can be replayed. Knows nothing about calls, clocks or who is
+alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.router.affinity import Affinity
+from services.router.choosing import Picker, Rules, choose
+from services.router.costs import Situation
+from services.router.load import LoadBook
+from services.router.member import Stats
+from services.router.placement import Placement, Reuse
+from services.router.policy import Candidate, Exclusions, Plan, Task
+from services.router.popularity import Popularity
+from services.router.prefix_view import PrefixView, Update, WorkerKey
+from services.router.speculation import Promise, Speculations
+from services.router.speeds import Speeds
+
+
+@dataclass(slots=True, frozen=True)
+class PlannerConfig:
+    """See the router's settings of the same names.
+
+    Attributes:
+        speculative_s: how long a prompt's blocks count as held after its first token, until the events come.
+        max_speculations: most prompts that are remembered so.
+        min_match_tokens: shorter matches earn no credit.
+        tie_ratio: costs within this part of the best first-token time are equal.
+        max_sources: most holders of a longer prefix named in a plan; 0: workers do not fetch from each other.
+        max_sessions: most sessions whose worker is remembered.
+        speed_half_life_s: a slow worker gets half its bad reputation off in this time without news.
+    """
+
+    policy: str = "prefix"
+    remote_prefill_min_tokens: int = 32
+    max_view_blocks: int = 4_000_000
+    speculative_s: float = 2.0
+    max_speculations: int = 4096
+    min_match_tokens: int = 64
+    tie_ratio: float = 0.05
+    max_sources: int = 2
+    max_sessions: int = 10_000
+    speed_half_life_s: float = 30.0
+
+
+class Planner:
+    """Plans requests and learns from how they went. Lives on one event loop; nothing in it blocks.
+
+    Attributes:
+        view: which worker holds which blocks.
+        load: who has how much to do.
+        speeds: how fast they are.
+    """
+
+    def __init__(self, config: PlannerConfig, seed: int = 0) -> None:
+        """Start knowing nobody; `seed` is for the policy `random`."""
+        self.config = config
+        self.view = PrefixView(config.max_view_blocks)
+        self.load = LoadBook()
+        self.speeds = Speeds(config.speed_half_life_s)
+        self._speculations = Speculations(config.speculative_s, config.max_speculations)
+        self._popularity = Popularity()
+        self._affinity = Affinity(config.max_sessions)
+        self._turn = seed
+        self._rules = Rules(config.policy, config.remote_prefill_min_tokens, config.tie_ratio, config.max_sources)
+        self._running: dict[Placement, _Run] = {}
+
+    @property
+    def num_running(self) -> int:
+        """Placements that are not released."""
+        return len(self._running)
+
+    def plan(self, task: Task, candidates: Sequence[Candidate], exclusions: Exclusions, now_s: float) -> Plan | None:
+        """Place a task; None when no worker can decode. Charges and remembers nothing."""
+        situation = self._situation(task, candidates, now_s)
+        before = self._affinity.worker(task.session_id)
+        picker = Picker(situation, self._rules, self._turn, task.known or (before,))
+        return choose(picker, candidates, exclusions)
+
+    def start(self, plan: Plan, task: Task, now_s: float) -> Placement:
+        """Put a plan into force; the caller releases the placement on every path."""
+        computing, decode = plan.computing.key, plan.decode.key
+        room_wanted = _full(self, decode)
+        backlog = self.load.of(computing).queued_tokens + plan.prompt_tokens
+        prompt = self.load.charge(computing, now_s, prompt_tokens=plan.prompt_tokens)
+        output = self.load.charge(
+            decode, now_s, output_tokens=plan.output_tokens, context_tokens=task.num_tokens + plan.output_tokens
+        )
+        placement = Placement(plan, prompt, output, self, started_s=now_s, backlog_tokens=backlog)
+        self._turn += 1
+        self._speculations.lapse(now_s)
+        promises = [self._speculations.add(computing, task.hashes, landing=False)]
+        if plan.prefill is not None:
+            promises.append(self._speculations.add(decode, task.hashes, landing=True))
+        self._running[placement] = _Run(task.hashes, [one for one in promises if one], not room_wanted)
+        self._affinity.note(task.session_id, decode)
+        return placement
+
+    def handle(self, key: WorkerKey, update: Update) -> bool:
+        """Fold in what a worker says of its index; False when a new snapshot is needed."""
+        return self.view.handle(key, update)
+
+    def lost_track(self, key: WorkerKey) -> None:
+        """The worker's stream broke."""
+        self.view.lost_track(key)
+
+    def observe_stats(self, key: WorkerKey, stats: Stats, block_size: int) -> None:
+        """A worker answered a ping."""
+        num_blocks = stats.blocks_free + stats.blocks_cached + stats.blocks_held
+        self.load.observe(key, stats.waiting_tokens, stats.num_running + stats.num_waiting)
+        self.load.bounds(key, stats.max_num_seqs, num_blocks * block_size)
+        self.speeds.reported(key, stats.prefill_tokens_per_s)
+
+    def remove(self, key: WorkerKey) -> None:
+        """Forget a worker that is gone; placements on it stay open until they are released."""
+        self.view.remove(key)
+        self.load.forget(key)
+        self.speeds.forget(key)
+        self._speculations.forget(key)
+        self._affinity.forget(key)
+
+    def came_first(self, placement: Placement, now_s: float) -> None:
+        """A placement's first token came."""
+        run = self._running[placement]
+        run.popular = True
+        self._popularity.enter(run.hashes)
+        for promise in run.promises:
+            self._speculations.computed(promise, now_s)
+        if run.measures:
+            key, elapsed_s = placement.plan.computing.key, now_s - placement.started_s
+            self.speeds.first_token(key, placement.backlog_tokens, elapsed_s, now_s)
+
+    def came_more(self, placement: Placement, num_tokens: int, elapsed_s: float, now_s: float) -> None:
+        """More tokens of a placement came."""
+        key = placement.plan.decode.key
+        self.speeds.step(key, self.load.of(key).num_requests, elapsed_s / num_tokens, now_s)
+
+    def came_last(self, placement: Placement, usage: Reuse, now_s: float) -> None:
+        """A placement's usage came."""
+        if usage.transfer_bytes:
+            self.speeds.read(placement.plan.decode.key, usage.transfer_bytes, usage.transfer_s, now_s)
+
+    def ended(self, placement: Placement) -> None:
+        """A placement is over: what it promised and did not do is off."""
+        run = self._running.pop(placement)
+        if run.popular:
+            self._popularity.leave(run.hashes)
+        for promise in run.promises:
+            if promise.until_s is None:
+                self._speculations.drop(promise)
+
+    def _situation(self, task: Task, candidates: Sequence[Candidate], now_s: float) -> Situation:
+        matches, upper = self.view.match_tiers(task.hashes)
+        matches.update(task.known)
+        landing = set(task.landing)
+        for key, (blocks, lands) in self._speculations.match(task.hashes, now_s).items():
+            if blocks > matches.get(key, 0):
+                matches[key] = blocks
+                if lands:
+                    landing.add(key)
+        longest = 0
+        if self._rules.max_sources and task.block_bytes:
+            longest = max((matches.get(one.key, 0) for one in candidates if one.key not in landing), default=0)
+        computing = [one.key for one in candidates if one.can_prefill] or [one.key for one in candidates]
+        num_busy = sum(self.load.of(key).queued_tokens > 0 for key in computing)
+        return Situation(
+            task=task,
+            matches=matches,
+            upper=upper,
+            landing=landing,
+            longest=longest,
+            curve=self._popularity.curve(task.hashes, max(1, len(computing))),
+            load=self.load.of,
+            pace=lambda key: self.speeds.pace(key, now_s),
+            now_s=now_s,
+            min_match_tokens=self.config.min_match_tokens,
+            busy_ratio=num_busy / max(1, len(computing)),
+        )
+
+
+@dataclass(slots=True)
+class _Run:
+    """What a running placement left in the books.
+
+    Attributes:
+        measures: its first token tells of its worker's speed.
+        popular: it is counted among those that share its prefix.
+    """
+
+    hashes: Sequence[bytes]
+    promises: Sequence[Promise]
+    measures: bool
+    popular: bool = False
+
+
+def _full(planner: Planner, key: WorkerKey) -> bool:
+    load = planner.load.of(key)
+    full = bool(load.max_requests) and load.num_requests >= load.max_requests
+    return full or (bool(load.max_context_tokens) and load.context_tokens >= load.max_context_tokens)
