@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 from common.base.clock import monotonic
 from common.base.config import load_or_exit
-from common.base.errors import Draining, Leg
-from common.base.errors import InvalidRequest
+from common.base.errors import Draining, InvalidRequest, Leg
 from common.base.logging import Logger, configure_logging, log_ready
 from common.base.metrics import MetricsServer, new_registry
 from common.base.model_config import ModelError
@@ -19,10 +18,11 @@ from common.grammar.checker import GrammarChecker
 from common.rpc.registry import RegistryReader
 from common.rpc.server import RpcServer
 from pando.v1 import inference_pb2_grpc
+from services.router.admission import Admission, AdmissionLimits
 from services.router.breaker import BreakerLimits, Breakers
 from services.router.budget import RetryBudget
 from services.router.choice import Desk
-from services.router.config import RouterSettings
+from services.router.config import RouterConfig, RouterSettings
 from services.router.intake import Intake
 from services.router.loop import Fleet, Reader
 from services.router.membership import Membership
@@ -33,8 +33,8 @@ from services.router.role_loop import make_role_loop
 from services.router.running import RunningTable
 from services.router.service import SERVICE_NAME, InferenceService
 from services.router.upkeep import keep_health_and_metrics
+from services.router.waiting_room import WaitingRoom
 from services.router.worker_rpc import WorkerRpc
-
 
 LAST_WORDS_S = 1.0
 """Seconds that the errors of requests which outlive the drain time have to leave."""
@@ -51,6 +51,7 @@ class Router:
         address, metrics_address: host:port of the gRPC API and of the exporter, once started.
         registry: of its metrics.
         grammars: tries out new grammars.
+        room: where requests wait.
     """
 
     def __init__(self, settings: RouterSettings, model: Model, reader: Reader, log: Logger) -> None:
@@ -84,7 +85,8 @@ class Router:
             model.config.eos_token_ids,
             limit_s=config.grammar_trial_s,
         )
-        self._running = RunningTable(config.max_concurrent_requests, config.max_queued_tokens)
+        room = self.room = WaitingRoom(Admission(admission_limits(config)), self._fleet, self._metrics, monotonic)
+        self._running = RunningTable(config.max_concurrent_requests, lambda: room.admission.retry_after_s(monotonic()))
         strict = config.context_policy == "strict"
         budget = RetryBudget(config.retry_ratio, config.retry_burst)
         self._metrics.retry_budget.set_function(lambda: budget.num_left)
@@ -94,6 +96,7 @@ class Router:
             model=model,
             pool=self._pool,
             running=self._running,
+            room=room,
             limits=settings.limits,
             request_s=timeouts.request_s,
             created_unix_s=int(time.time()),
@@ -119,7 +122,7 @@ class Router:
         if self._roles:
             self._roles.start(config.poll_s)
         self._upkeep = asyncio.create_task(
-            keep_health_and_metrics(self._server, self._fleet, self._running, self._metrics, config.poll_s)
+            keep_health_and_metrics(self._server, self._fleet, self.room, self._metrics, config.poll_s)
         )
         self.address = f"{config.host}:{port}"
         self.metrics_address = self._exporter.address
@@ -146,6 +149,11 @@ class Router:
 def planner_config(config: RouterConfig) -> PlannerConfig:
     """What the planner needs, which has it under the names of the configuration."""
     return PlannerConfig(**{name: getattr(config, name) for name in PlannerConfig.__dataclass_fields__})
+
+
+def admission_limits(config: RouterConfig) -> AdmissionLimits:
+    """The bounds of admission, which has them under the names of the configuration."""
+    return AdmissionLimits(**{name: getattr(config, name) for name in AdmissionLimits.__dataclass_fields__})
 
 
 def _going_down() -> Draining:

@@ -190,7 +190,6 @@ class Choice:
         return bool(frame.token_ids or frame.text or finished or frame.HasField("prompt"))
 
     def _tokens_came(self, count: int, placement: Placement) -> None:
-        self._ticket.first_token()
         now_s = self._desk.clock()
         placement.progress(count, now_s)
         self._trace.tokens(self._index, count, now_s)

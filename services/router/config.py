@@ -60,7 +60,7 @@ class RouterConfig(Section):
         60.0, gt=0, description="seconds of waiting, by the measured rate, beyond which requests are refused with 429"
     )
     dispatch_min_tokens: int = Field(
-        2048, ge=1, description="uncached tokens per worker that may be on their way to a first token whatever its speed"
+        2048, ge=1, description="uncached tokens per worker that may await a first token whatever its speed"
     )
     dispatch_ahead_s: float = Field(
         1.0, ge=0, description="seconds of prefill, by the measured speed, that workers are given ahead; the rest waits"

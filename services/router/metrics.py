@@ -6,7 +6,7 @@ tokens), TPOT ((e2e - TTFT) / (n - 1) per choice) and e2e, so that these are nev
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -50,7 +50,16 @@ class RouterMetrics:
 
         self.requests = counter("requests_total", "Generate requests by how they ended.", "outcome")
         self.running = gauge("running_requests", "Requests in flight.")
-        self.queued_tokens = gauge("queued_tokens", "Prompt tokens of requests that have no first token yet.")
+        self.queued_tokens = gauge("queued_tokens", "Uncached prompt tokens of requests that wait in the router.")
+        self.queued_requests = gauge("queued_requests", "Requests that wait in the router.")
+        self.queued_tenants = gauge("queued_tenants", "Tenants with a request that waits in the router.")
+        self.dispatched_tokens = gauge(
+            "dispatched_tokens", "Uncached prompt tokens of requests at the workers that have no first token yet."
+        )
+        self.dispatch_limit_tokens = gauge("dispatch_limit_tokens", "Bound on dispatched tokens, by measured speed.")
+        self.queue_seconds = histogram("queue_seconds", "Time that requests waited in the router before they went.")
+        self.refusals = counter("refusals_total", "Requests refused for want of room or time, by reason.", "reason")
+        self.put_backs = counter("put_backs_total", "Requests that no worker had room for, so that they wait again.")
         self.ttft = histogram("ttft_seconds", "Time from a request's arrival to its first token.")
         self.itl = histogram(
             "itl_seconds", "Gap between two tokens of a choice; a frame's gap is shared by its tokens."
@@ -94,17 +103,23 @@ class _ChoiceTimes:
 
 
 class RequestTrace:
-    """Times and tokens of one request."""
+    """Times and tokens of one request.
+
+    Attributes:
+        on_planned: called when its workers are chosen and charged.
+    """
 
     def __init__(self, metrics: RouterMetrics, now_s: float) -> None:
         self._metrics = metrics
         self._start_s = self._planned_s = now_s
         self._choices: dict[int, _ChoiceTimes] = {}
+        self.on_planned: Callable[[], object] = lambda: None
 
     def planned(self, now_s: float) -> None:
         """The first call to a worker leaves."""
         self._metrics.planning.observe(now_s - self._start_s)
         self._planned_s = now_s
+        self.on_planned()
 
     def tokens(self, choice: int, count: int, now_s: float) -> None:
         """A frame with `count` tokens passes."""

@@ -1,7 +1,7 @@
-"""Requests in flight: admission within bounds, ids that are taken, and how to abort one.
+"""Requests in the router: at most so many, ids that are taken, and how to abort one.
 
-Invariants: an id is in the table exactly while its request runs; queued tokens are the prompt tokens of requests that
-have no first token yet. Knows nothing about workers.
+Invariant: an id is in the table exactly while its request is waiting or running. Who waits and who runs is decided in
+`admission`. Knows nothing about workers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ class Ticket:
 
     def __init__(self, table: RunningTable, request_id: str) -> None:
         self._table = table
-        self._queued_tokens = 0
         self._cancels: set[Callable[[], object]] = set()
         self.request_id = request_id
         self.ended_with: PandoError | None = None
@@ -29,18 +28,7 @@ class Ticket:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.first_token()
         self._table._leave(self.request_id)
-
-    def queue(self, num_tokens: int) -> None:
-        """The prompt is known. Raises Overloaded when too many tokens wait already."""
-        self._table._queue(num_tokens)
-        self._queued_tokens = num_tokens
-
-    def first_token(self) -> None:
-        """The prompt is computed: it no longer counts as queued."""
-        self._table.queued_tokens -= self._queued_tokens
-        self._queued_tokens = 0
 
     def on_abort(self, cancel: Callable[[], object]) -> None:
         """Call `cancel` when the request is aborted."""
@@ -65,13 +53,12 @@ class Ticket:
 
 
 class RunningTable:
-    """All requests in flight."""
+    """All requests in flight, at most `max_requests`; `retry_after_s` tells when more may come."""
 
-    def __init__(self, max_requests: int, max_queued_tokens: int) -> None:
+    def __init__(self, max_requests: int, retry_after_s: Callable[[], float]) -> None:
         self._max_requests = max_requests
-        self._max_queued_tokens = max_queued_tokens
+        self._retry_after_s = retry_after_s
         self._tickets: dict[str, Ticket] = {}
-        self.queued_tokens = 0
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -90,7 +77,7 @@ class RunningTable:
                 f"{len(self._tickets)} requests are in flight",
                 reason="too_many_requests",
                 leg=Leg.ROUTER,
-                retry_after_s=1.0,
+                retry_after_s=self._retry_after_s(),
             )
         ticket = self._tickets[request_id] = Ticket(self, request_id)
         return ticket
@@ -107,16 +94,6 @@ class RunningTable:
         """End all that run, each with an error of its own that its caller sees."""
         for ticket in tuple(self._tickets.values()):
             ticket.abort(error())
-
-    def _queue(self, num_tokens: int) -> None:
-        if self.queued_tokens and self.queued_tokens + num_tokens > self._max_queued_tokens:
-            raise Overloaded(
-                f"{self.queued_tokens} prompt tokens wait already",
-                reason="queue_full",
-                leg=Leg.ROUTER,
-                retry_after_s=1.0,
-            )
-        self.queued_tokens += num_tokens
 
     def _leave(self, request_id: str) -> None:
         del self._tickets[request_id]

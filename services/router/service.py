@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 
-from common.base.errors import InvalidRequest, PandoError
+from common.base.errors import InvalidRequest, Overloaded, PandoError
 from common.base.ids import new_request_id
 from common.base.limits import LimitsConfig
 from common.rpc.server import Context, remaining_s
@@ -13,11 +13,12 @@ from pando.v1 import inference_pb2, inference_pb2_grpc
 from services.router import convert, dispatch
 from services.router.choice import Desk
 from services.router.intake import Intake
-from services.router.job import Chat
+from services.router.job import Chat, Job
 from services.router.metrics import RequestTrace, outcome_of
 from services.router.prompts import Model, PromptPool, prompt_size
-from services.router.running import RunningTable
+from services.router.running import RunningTable, Ticket
 from services.router.validation import check_messages, check_text, check_tokens
+from services.router.waiting_room import WaitingRoom
 
 SERVICE_NAME = "pando.v1.Inference"
 
@@ -33,6 +34,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         model: Model,
         pool: PromptPool,
         running: RunningTable,
+        room: WaitingRoom,
         limits: LimitsConfig,
         request_s: float,
         created_unix_s: int,
@@ -43,6 +45,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._model = model
         self._pool = pool
         self._running = running
+        self._room = room
         self._limits = limits
         self._request_s = request_s
         self._created_unix_s = created_unix_s
@@ -57,12 +60,31 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         with self._traced(request_id, deadline_s) as trace:
             wish = convert.wish_from_pb(request)
             with self._running.admit(request_id) as ticket:
+                self._room.check_room(wish.tenant, wish.tenant_weight, wish.priority)
                 job = await self._intake.job(wish, request_id, deadline_s)
                 ticket.check()
-                ticket.queue(len(job.prompt_ids))
-                async with aclosing(dispatch.run(self._desk, job, ticket, trace)) as frames:
+                async with aclosing(self._in_turn(job, ticket, trace)) as frames:
                     async for frame in frames:
                         yield frame
+
+    async def _in_turn(
+        self, job: Job, ticket: Ticket, trace: RequestTrace
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+        """Wait for the job's turn and run it; when no worker has room for it, wait again."""
+        async with self._room.enter(job, ticket) as turn:
+            trace.on_planned = turn.placed
+            sent = False
+            while True:
+                try:
+                    async with aclosing(dispatch.run(self._desk, job, ticket, trace)) as frames:
+                        async for frame in frames:
+                            sent = True
+                            turn.took(len(frame.token_ids))
+                            yield frame
+                    return
+                except Overloaded:
+                    if sent or not await turn.again():
+                        raise
 
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context

@@ -9,20 +9,22 @@ from services.router.breaker import Role
 from services.router.loop import Fleet
 from services.router.member import WorkerState
 from services.router.metrics import RouterMetrics
-from services.router.running import RunningTable
+from services.router.waiting_room import WaitingRoom
 
 
 async def keep_health_and_metrics(
-    server: RpcServer, fleet: Fleet, running: RunningTable, metrics: RouterMetrics, period_s: float
+    server: RpcServer, fleet: Fleet, room: WaitingRoom, metrics: RouterMetrics, period_s: float
 ) -> None:
-    """Run until cancelled: refresh on every change of a worker, and every `period_s`."""
+    """Run until cancelled: refresh, and let go what may go now, on every change of a worker and every `period_s`."""
     while True:
         await server.set_serving(fleet.membership.is_serving)
-        refresh_gauges(fleet, running, metrics)
+        refresh_gauges(fleet, metrics)
+        room.let_go()
+        room.refresh_gauges()
         await fleet.wait_for_change(period_s)
 
 
-def refresh_gauges(fleet: Fleet, running: RunningTable, metrics: RouterMetrics) -> None:
+def refresh_gauges(fleet: Fleet, metrics: RouterMetrics) -> None:
     """Write the present state into the gauges."""
     members = list(fleet.membership.members)
     states = Counter(member.state for member in members)
@@ -34,4 +36,3 @@ def refresh_gauges(fleet: Fleet, running: RunningTable, metrics: RouterMetrics) 
     num_open = fleet.num_open_breakers()
     for role in Role:
         metrics.breakers.labels(role.value).set(num_open[role])
-    metrics.queued_tokens.set(running.queued_tokens)

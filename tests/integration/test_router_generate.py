@@ -179,24 +179,6 @@ async def test_too_many_requests_are_refused_with_a_time_to_come_back(model_dir:
         await first
 
 
-async def test_too_many_queued_tokens_are_refused_until_first_tokens_come(model_dir: Path) -> None:
-    async with bench(model_dir, max_queued_tokens=40) as made:
-        waiting, running = Fault(hang=True), Fault(after=1, hang=True)
-        made.workers[0].faults.extend([waiting, running])
-        first = asyncio.create_task(made.ask(text_request()))
-        await waiting.reached.wait()
-        code, detail = await failure(made, text_request())
-        assert (code.name, detail.reason) == ("RESOURCE_EXHAUSTED", "queue_full")
-        made.workers[0].faults.appendleft(made.workers[0].faults.popleft())
-        waiting.resume.set()
-        await first
-        second = asyncio.create_task(made.ask(text_request()))
-        await running.reached.wait()
-        await made.ask(text_request())
-        running.resume.set()
-        await second
-
-
 async def test_abort_ends_the_stream_and_the_work(model_dir: Path) -> None:
     async with bench(model_dir) as made:
         fault = Fault(after=3, hang=True)

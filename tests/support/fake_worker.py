@@ -83,7 +83,7 @@ class FakeWorker(worker_pb2_grpc.DecodeServiceServicer, worker_pb2_grpc.WorkerSe
         self.faults: deque[Fault] = deque()
         self.calls: list[worker_pb2.DecodeServiceGenerateRequest] = []
         self.deadlines_s: list[float] = []
-        self.num_running = 0
+        self.num_running = self.peak = 0
         self.num_cancelled = 0
         self.num_watches = self.num_pings = 0
         self.stats = worker_pb2.GetStatsResponse(worker_id=worker_id, incarnation=incarnation, roles=roles)
@@ -171,6 +171,7 @@ class FakeWorker(worker_pb2_grpc.DecodeServiceServicer, worker_pb2_grpc.WorkerSe
         self.deadlines_s.append(context.time_remaining() or 0.0)
         fault = self.faults.popleft() if self.faults else None
         self.num_running += 1
+        self.peak = max(self.peak, self.num_running)
         try:
             async for frame in self._frames(request, fault):
                 yield worker_pb2.DecodeServiceGenerateResponse(frame=frame)

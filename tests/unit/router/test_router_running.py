@@ -9,7 +9,7 @@ from services.router.running import RunningTable
 
 
 def test_an_id_is_taken_exactly_while_its_request_runs() -> None:
-    table = RunningTable(5, 100)
+    table = RunningTable(5, lambda: 1.0)
     with table.admit("a"):
         with pytest.raises(InvalidRequest) as caught:
             table.admit("a")
@@ -21,35 +21,16 @@ def test_an_id_is_taken_exactly_while_its_request_runs() -> None:
 
 
 def test_requests_are_bounded() -> None:
-    table = RunningTable(2, 100)
-    with table.admit("a"), table.admit("b"), pytest.raises(Overloaded):
+    table = RunningTable(2, lambda: 7.0)
+    with table.admit("a"), table.admit("b"), pytest.raises(Overloaded) as caught:
         table.admit("c")
+    assert caught.value.retry_after_s == 7.0
     with table.admit("c"):
         pass
 
 
-def test_tokens_are_queued_until_the_first_token_or_the_end() -> None:
-    table = RunningTable(9, 100)
-    with table.admit("a") as a, table.admit("b") as b:
-        a.queue(60)
-        with pytest.raises(Overloaded):
-            b.queue(41)
-        b.queue(40)
-        a.first_token()
-        a.first_token()
-        assert table.queued_tokens == 40
-    assert table.queued_tokens == 0
-
-
-def test_a_request_longer_than_the_queue_runs_alone() -> None:
-    table = RunningTable(9, 100)
-    with table.admit("a") as ticket:
-        ticket.queue(1000)
-        assert table.queued_tokens == 1000
-
-
 def test_abort_cancels_what_runs_and_what_starts_later() -> None:
-    table = RunningTable(9, 100)
+    table = RunningTable(9, lambda: 1.0)
     cancelled: list[str] = []
     first, second = lambda: cancelled.append("first"), lambda: cancelled.append("second")
     with table.admit("a") as ticket:

@@ -1,0 +1,176 @@
+"""The shell around admission: requests wait in it for their turn, and everything that may free one lets others go.
+
+A request is inside for its whole life::
+
+    async with room.enter(...) as turn:      waits; leaves exactly once, however the block ends
+        turn.took(frame's tokens)            first token and output are noted on the way
+        await turn.again(error)              no worker had room: wait for another turn
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from common.base.clock import Clock
+from common.base.errors import DeadlineExceeded, Leg, PandoError
+from services.router.admission import Admission, Claim, Seat, Stage, Workers
+from services.router.job import Job
+from services.router.loop import Fleet
+from services.router.member import WorkerState
+from services.router.metrics import RouterMetrics
+from services.router.running import Ticket
+
+
+class Turn:
+    """A request that is inside; made by `WaitingRoom.enter`."""
+
+    def __init__(self, room: WaitingRoom, seat: Seat, ticket: Ticket) -> None:
+        self._room = room
+        self._seat = seat
+        self._ticket = ticket
+
+    def placed(self) -> None:
+        """Its worker is chosen and charged."""
+        self._room.admission.placed(self._seat)
+
+    def took(self, num_tokens: int) -> None:
+        """A frame with so many tokens passed."""
+        if num_tokens:
+            self._room.took(self._seat, num_tokens)
+
+    async def again(self) -> bool:
+        """No worker had room, and nothing was sent: wait for another turn; False when there will be none.
+
+        Raises:
+            PandoError: as `WaitingRoom.enter`.
+        """
+        room = self._room
+        if not room.admission.put_back(self._seat, room.clock()):
+            return False
+        room.metrics.put_backs.inc()
+        await room.wait(self._seat, self._ticket)
+        return True
+
+
+class WaitingRoom:
+    """Requests that wait. Lives on one event loop.
+
+    Attributes:
+        admission: decides.
+        clock: monotonic seconds, as the deadlines of jobs.
+        metrics: of the router.
+    """
+
+    def __init__(self, admission: Admission, fleet: Fleet, metrics: RouterMetrics, clock: Clock) -> None:
+        self.admission = admission
+        self.clock = clock
+        self.metrics = metrics
+        self._fleet = fleet
+        self._waiting: dict[Seat, asyncio.Future[None]] = {}
+
+    def check_room(self, tenant: str, weight: int, priority: int) -> None:
+        """Raise Overloaded if a request would be refused now, before anything is done for it."""
+        try:
+            self.admission.check_room(tenant, weight, priority, self.clock())
+        except PandoError as error:
+            self._count_refusal(error)
+            raise
+
+    @asynccontextmanager
+    async def enter(self, job: Job, ticket: Ticket) -> AsyncIterator[Turn]:
+        """Wait for the turn of a job, and be inside until the block ends.
+
+        Raises:
+            Overloaded: there is no room, or it had to give way.
+            DeadlineExceeded: its time is up, or cannot suffice.
+            PandoError: what its ticket was ended with while it waited.
+        """
+        claim = Claim(job.tenant, job.tenant_weight, job.priority, self._uncached_tokens(job), job.deadline_s)
+        try:
+            seat = self.admission.arrive(claim, self.clock())
+        except PandoError as error:
+            self._count_refusal(error)
+            raise
+        try:
+            await self.wait(seat, ticket)
+            self.metrics.queue_seconds.observe(seat.waited_s)
+            yield Turn(self, seat, ticket)
+        finally:
+            self.admission.leave(seat, self.clock())
+            self.let_go()
+
+    async def wait(self, seat: Seat, ticket: Ticket) -> None:
+        """Return when a seat is dispatched. Raises what `enter` does."""
+        self.let_go()
+        if seat.stage is Stage.DISPATCHED:
+            return
+        future = self._waiting[seat] = asyncio.get_running_loop().create_future()
+
+        def abort() -> None:
+            self._wake(seat)
+
+        ticket.on_abort(abort)
+        try:
+            if seat.refusal is None:
+                async with asyncio.timeout(seat.deadline_s - self.clock()):
+                    await future
+        except TimeoutError:
+            late = DeadlineExceeded("the request's time is up while it waits", reason="deadline_queued", leg=Leg.ROUTER)
+            self._count_refusal(late)
+            raise late from None
+        finally:
+            ticket.forget(abort)
+            del self._waiting[seat]
+        ticket.check()
+        if seat.refusal is not None:
+            raise seat.refusal
+
+    def took(self, seat: Seat, num_tokens: int) -> None:
+        """A request gave tokens; the first of them may let others go."""
+        first = seat.stage is Stage.DISPATCHED
+        if first:
+            self.admission.first_token(seat, self.clock())
+        self.admission.output(seat, num_tokens)
+        if first:
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Dispatch what may go now. Called whenever something ended, came, or changed at the workers."""
+        admission = self.admission
+        if admission.num_queued:
+            workers, now_s = self._workers(), self.clock()
+            while (seat := admission.next(workers, now_s)) is not None:
+                self._wake(seat)
+        for seat in admission.take_refused():
+            assert seat.refusal is not None, "refused without a reason"
+            self._count_refusal(seat.refusal)
+            self._wake(seat)
+
+    def refresh_gauges(self) -> None:
+        """Write the present state into the gauges."""
+        admission, metrics = self.admission, self.metrics
+        metrics.queued_tokens.set(admission.queued_tokens)
+        metrics.queued_requests.set(admission.num_queued)
+        metrics.queued_tenants.set(admission.num_waiting_tenants)
+        metrics.dispatched_tokens.set(admission.dispatched_tokens)
+        metrics.dispatch_limit_tokens.set(admission.dispatch_limit_tokens(self._workers()))
+
+    def _wake(self, seat: Seat) -> None:
+        future = self._waiting.get(seat)
+        if future is not None and not future.done():
+            future.set_result(None)
+
+    def _workers(self) -> Workers:
+        ready = [member for member in self._fleet.membership.members if member.state is WorkerState.READY]
+        able = [member for member in ready if member.has_role("prefill")] or ready
+        return Workers(len(able), sum(not self._fleet.load.num_charges(member.key) for member in able))
+
+    def _uncached_tokens(self, job: Job) -> int:
+        """Prompt tokens that the worker with the longest match would have to compute."""
+        longest = max(self._fleet.view.match(job.hashes).values(), default=0)
+        return len(job.prompt_ids) + len(job.output_ids) - longest * job.block_size
+
+    def _count_refusal(self, error: PandoError) -> None:
+        self.metrics.refusals.labels(error.reason).inc()
