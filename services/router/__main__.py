@@ -146,14 +146,14 @@ class Router:
         self._exporter.close()
 
 
-def planner_config(config: RouterConfig) -> PlannerConfig:
-    """What the planner needs, which has it under the names of the configuration."""
-    return PlannerConfig(**{name: getattr(config, name) for name in PlannerConfig.__dataclass_fields__})
-
-
 def admission_limits(config: RouterConfig) -> AdmissionLimits:
     """The bounds of admission, which has them under the names of the configuration."""
     return AdmissionLimits(**{name: getattr(config, name) for name in AdmissionLimits.__dataclass_fields__})
+
+
+def planner_config(config: RouterConfig) -> PlannerConfig:
+    """What the planner needs, which has it under the names of the configuration."""
+    return PlannerConfig(**{name: getattr(config, name) for name in PlannerConfig.__dataclass_fields__})
 
 
 def _going_down() -> Draining:

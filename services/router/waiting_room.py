@@ -165,7 +165,7 @@ class WaitingRoom:
     def _workers(self) -> Workers:
         ready = [member for member in self._fleet.membership.members if member.state is WorkerState.READY]
         able = [member for member in ready if member.has_role("prefill")] or ready
-        return Workers(len(able), sum(not self._fleet.load.num_charges(member.key) for member in able))
+        return Workers(len(able), sum(not self._fleet.load.of(member.key).num_charges for member in able))
 
     def _uncached_tokens(self, job: Job) -> int:
         """Prompt tokens that the worker with the longest match would have to compute."""
