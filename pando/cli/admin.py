@@ -8,11 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from common.base.config import split_list
 from pando.cli.errors import BAD_INPUT, FAILED, CliError
+from pando.cli.role_check import lost_roles
+
+if TYPE_CHECKING:
+    from pando.cli import admin_calls
 
 app = typer.Typer(name="admin", no_args_is_help=True)
 failpoint_app = typer.Typer(name="failpoint", help="Make things go wrong on purpose.", no_args_is_help=True)
@@ -105,6 +110,48 @@ def policy_command(
     _run(context, worker, "SetPolicies", fields)
 
 
+@app.command("roles")
+def roles_command(context: typer.Context, worker: Worker = "all") -> None:
+    """Show which roles the workers have, and what runs for each."""
+    _run(context, worker, "GetRoles", {})
+
+
+@app.command("role")
+def role_command(
+    context: typer.Context,
+    worker: Annotated[str, typer.Argument(help="worker id, HOST:PORT, or all")],
+    roles: Annotated[str, typer.Argument(help="prefill, decode, or prefill,decode")],
+    *,
+    drain_s: Annotated[
+        float | None, typer.Option(help="seconds that running requests of a role given up have to end")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="even if no worker were left with a role")] = False,
+) -> None:
+    """Give a running worker other roles; it keeps its cache, and what runs on it ends or is moved."""
+    names = split_list(roles)
+    if not force:
+        _check_roles_stay(context, worker, names)
+    fields: dict[str, Any] = {"roles": names}
+    if drain_s is not None:
+        fields["drain_s"] = drain_s
+    _run(context, worker, "SetRole", fields)
+
+
+def _check_roles_stay(context: typer.Context, worker: str, roles: Sequence[str]) -> None:
+    """Raise CliError when a change of roles leaves the cluster without one, or when that cannot be known."""
+    from pando.cli import admin_calls  # noqa: PLC0415 - imports gRPC and redis
+
+    if ":" in worker:
+        raise CliError("what roles others have is not known without a registry", fix="--force", code=BAD_INPUT)
+    answers = admin_calls.ask(_fleet(context), "all", "GetRoles", {})
+    messages: dict[str, Any] = {answer.worker_id: answer.message for answer in answers if answer.message is not None}
+    before = {worker_id: message.roles for worker_id, message in messages.items()}
+    lost = lost_roles(before, before if worker == "all" else [worker], roles)
+    if lost:
+        fix = "give it to another worker first, or --force"
+        raise CliError(f"no worker would be left to {' or to '.join(lost)}", fix=fix, code=BAD_INPUT)
+
+
 @failpoint_app.command("list")
 def list_command(context: typer.Context, worker: Worker = "all") -> None:
     """Show all failpoints, and what is armed."""
@@ -143,12 +190,17 @@ def _pairs(items: Sequence[str] | None) -> dict[str, str]:
     return {name.replace("-", "_"): value for name, _, value in pairs}
 
 
+def _fleet(context: typer.Context) -> admin_calls.Fleet:
+    from pando.cli import admin_calls  # noqa: PLC0415 - imports gRPC and redis
+
+    options: Connection = context.obj
+    return admin_calls.Fleet(options.run_dir, options.registry, options.cluster, options.token_file, options.timeout_s)
+
+
 def _run(context: typer.Context, worker: str, method: str, fields: dict[str, Any]) -> None:
     from pando.cli import admin_calls, admin_tables  # noqa: PLC0415 - imports gRPC and redis
 
-    options: Connection = context.obj
-    fleet = admin_calls.Fleet(options.run_dir, options.registry, options.cluster, options.token_file, options.timeout_s)
-    answers = admin_calls.ask(fleet, worker, method, fields)
-    admin_tables.show(method, answers, as_json=options.as_json)
+    answers = admin_calls.ask(_fleet(context), worker, method, fields)
+    admin_tables.show(method, answers, as_json=context.obj.as_json)
     if any(answer.message is None for answer in answers):
         raise typer.Exit(FAILED)

@@ -82,6 +82,28 @@ def _done(answers: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield from (f"{worker_id}: done" for worker_id in answers)
 
 
+def _roles(answers: Mapping[str, Any]) -> Iterator[RenderableType]:
+    table = Table("worker", "roles", "prefill requests", "decode requests", "changed", box=None)
+    for worker_id, answer in answers.items():
+        table.add_row(worker_id, *_role_cells(answer))
+    yield table
+
+
+def _role_cells(answer: admin_pb2.GetRolesResponse) -> tuple[str, ...]:
+    changed = f"{answer.changed_s:.0f} s ago" if answer.changed_s else "-"
+    return ",".join(answer.roles), str(answer.num_prefill), str(answer.num_decode), changed
+
+
+def _role_set(answers: Mapping[str, Any]) -> Iterator[RenderableType]:
+    for worker_id, answer in answers.items():
+        left = [
+            f"{count} {role} requests end or move"
+            for role, count in (("prefill", answer.roles.num_prefill), ("decode", answer.roles.num_decode))
+            if count and role not in answer.roles.roles
+        ]
+        yield "; ".join([f"{worker_id}: {','.join(answer.before)} -> {','.join(answer.roles.roles)}", *left])
+
+
 def _failpoints(answers: Mapping[str, Any]) -> Iterator[RenderableType]:
     """Each failpoint once, with the sums of all workers, and then what is armed."""
     points: dict[str, admin_pb2.Failpoint] = {}
@@ -128,6 +150,8 @@ _RENDERERS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[RenderableType]]
     "AttachStorage": _done,
     "DetachStorage": _done,
     "SetPolicies": _policies,
+    "GetRoles": _roles,
+    "SetRole": _role_set,
     "ListFailpoints": _failpoints,
     "ArmFailpoint": _armed,
     "DisarmFailpoint": _disarmed,

@@ -31,22 +31,34 @@ def status(run_dir: Path, *, as_json: bool) -> int:
         print(json.dumps({"state": "down", "failure": failure}) if as_json else text)
         return FAILED
     ready = answers_http(f"{state.url}/ready")
-    workers = list_workers(state.router)
+    reply = ask_router(state.router)
+    workers = list_workers(reply) if reply is not None else None
+    advice = reply.role_advice if reply is not None else ""
     if as_json:
-        print(json.dumps({**asdict(state), "ready": ready, "workers": workers}, indent=2))
+        print(json.dumps({**asdict(state), "ready": ready, "workers": workers, "role_advice": advice}, indent=2))
     else:
-        _print(state, ready, workers, Console())
+        console = Console()
+        _print(state, ready, workers, console)
+        if advice:
+            console.print(f"role controller: {advice}", highlight=False)
     return 0 if ready else FAILED
 
 
-def list_workers(address: str) -> list[dict[str, Any]] | None:
-    """The workers that the router at host:port knows, None when it does not answer."""
+def ask_router(address: str) -> inference_pb2.ListWorkersResponse | None:
+    """What the router at host:port says of its workers, None when it does not answer."""
     with grpc.insecure_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         try:
-            reply = stub.ListWorkers(inference_pb2.ListWorkersRequest(), timeout=_TIMEOUT_S)
+            reply: inference_pb2.ListWorkersResponse = stub.ListWorkers(
+                inference_pb2.ListWorkersRequest(), timeout=_TIMEOUT_S
+            )
         except grpc.RpcError:
             return None
+    return reply
+
+
+def list_workers(reply: inference_pb2.ListWorkersResponse) -> list[dict[str, Any]]:
+    """The workers as plain values."""
     return [
         MessageToDict(worker, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
         for worker in reply.workers

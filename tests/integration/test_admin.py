@@ -68,6 +68,14 @@ async def test_tiers_are_shown_and_changed() -> None:
         assert tiers.attached is None
 
 
+async def test_roles_are_shown_and_set() -> None:
+    async with admin_server() as (address, _):
+        assert "prefill" in await admin("roles", "--worker", address)
+        assert "prefill -> decode" in await admin("role", address, "decode", "--force", "--drain-s", "0")
+        assert json.loads(await admin("--json", "roles", "--worker", address))[address]["roles"] == ["decode"]
+        assert "(roles)" in await admin("role", address, "cook", "--force", status=1)
+
+
 async def test_what_is_refused_is_one_line_and_a_status() -> None:
     async with admin_server() as (address, tiers):
         to = ("--worker", address)
@@ -135,6 +143,9 @@ async def test_workers_are_found_in_the_registry(registry: str) -> None:
             assert [bool(one.armed()) for one in failpoints] == [True, False]
             said = await admin(*at, "tiers", "--worker", "decode-7", status=2)
             assert "known: decode-0, prefill-0" in said
+            assert "prefill -> decode" in await admin(*at, "role", "decode-0", "decode")
+            assert "left to prefill" in await admin(*at, "role", "prefill-0", "decode", status=2)
+            assert "prefill -> decode" in await admin(*at, "role", "prefill-0", "decode", "--force")
         finally:
             for beat in beats:
                 await asyncio.to_thread(beat.close)

@@ -35,6 +35,7 @@ def refusal(*arguments: str) -> CliError:
         (("failpoint", "disarm"), "--all"),
         (("failpoint", "disarm", "l3.read", "--all"), "--all"),
         (("--token-file", "no-such-file", "tiers"), "no-such-file"),
+        (("role", "127.0.0.1:1", "decode"), "--force"),
     ],
 )
 def test_bad_input_ends_before_anybody_is_asked(arguments: tuple[str, ...], says: str) -> None:
@@ -101,3 +102,11 @@ def test_help_is_quick_to_import() -> None:
     code = "import sys, pando.cli.main; print([m for m in ('grpc', 'redis') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_roles_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    now = admin_pb2.GetRolesResponse(worker_id="w1", roles=["prefill"], num_prefill=1, num_decode=3, changed_s=7.2)
+    listed = shown("GetRoles", capsys, Answer("w1", now))
+    assert "prefill" in listed and "7 s ago" in listed
+    done = shown("SetRole", capsys, Answer("w1", admin_pb2.SetRoleResponse(roles=now, before=["decode"])))
+    assert done.strip() == "w1: decode -> prefill; 3 decode requests end or move"
