@@ -11,6 +11,11 @@ from collections.abc import Collection, Mapping
 ROLES = ("prefill", "decode")
 
 
+def names_of(text: str) -> list[str]:
+    """The parts of a comma list; whether there are such roles is for the worker to say."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
 def lost_roles(before: Mapping[str, Collection[str]], changed: Collection[str], after: Collection[str]) -> list[str]:
     """Roles that somebody has now and nobody would have.
 

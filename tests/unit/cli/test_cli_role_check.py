@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pando.cli.role_check import lost_roles
+from pando.cli.role_check import lost_roles, names_of
 
 PD = {"p0": ["prefill"], "p1": ["prefill"], "d0": ["decode"]}
 
@@ -28,3 +28,8 @@ def test_what_is_lost(changed: list[str], after: list[str], lost: list[str]) -> 
 def test_a_role_that_nobody_has_cannot_be_lost() -> None:
     assert lost_roles({"p0": ["prefill"]}, ["p0"], ["decode"]) == ["prefill"]
     assert lost_roles({}, ["p0"], ["decode"]) == []
+
+
+def test_a_comma_list_has_names() -> None:
+    assert names_of(" prefill, decode,") == ["prefill", "decode"]
+    assert names_of("") == []
