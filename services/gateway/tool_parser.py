@@ -15,7 +15,7 @@ from services.gateway.tools import BEGIN, END, Syntax
 
 _NAME = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]{1,128})"')
 _ARGUMENTS = re.compile(r'\s*,\s*"arguments"\s*:\s*(?=\S)')
-_MARK = re.compile(r'["\\{}\[\]]')
+_MARK = re.compile(r'["\\{}\[\],\s]')
 _BETWEEN = " \t\r\n,[]"
 _MAX_HEAD_CHARS = 512
 
@@ -187,7 +187,7 @@ def _held(text: str) -> int:
 
 
 class _ValueEnd:
-    """Finds the end of a JSON object or array that comes in pieces."""
+    """Finds the end of a JSON value that comes in pieces and begins with the first one."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -195,7 +195,7 @@ class _ValueEnd:
         self._escaped = False
 
     def find(self, piece: str) -> int | None:
-        """Where the value ends in this piece, exclusive; None: not yet. A scalar ends never."""
+        """Where the value ends in this piece, exclusive; None: not yet. A number or word ends before what follows."""
         skip = 1 if self._escaped and piece else 0
         if skip:
             self._escaped = False
@@ -210,8 +210,12 @@ class _ValueEnd:
                 self._in_string = mark != '"'
             elif mark == '"':
                 self._in_string = True
-            else:
-                self._depth += 1 if mark in "{[" else -1
-                if self._depth == 0:
-                    return match.end()
+            elif mark in "{[":
+                self._depth += 1
+            elif self._depth == 0:
+                return match.start()
+            elif mark in "}]":
+                self._depth -= 1
+            if mark in '"}]' and not self._in_string and self._depth == 0:
+                return match.end()
         return None

@@ -19,8 +19,8 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=6,
 )
-ARGUMENTS = st.dictionaries(st.text(max_size=4), JSON, max_size=3)
-CALLS = st.lists(st.tuples(st.sampled_from(["add", "a-b.c"]), ARGUMENTS), max_size=3)
+OBJECT = st.dictionaries(st.text(max_size=4), JSON, max_size=3)
+CALLS = st.lists(st.tuples(st.sampled_from(["add", "a-b.c"]), OBJECT | JSON), max_size=3)
 
 
 def parse(syntax: Syntax, pieces: list[str]) -> list[Part]:
@@ -57,7 +57,7 @@ def test_an_array_of_calls_comes_out_whatever_the_pieces(calls: Any, places: lis
         assert text == "" and [(name, json.loads(arguments)) for name, arguments in parsed] == list(calls)
 
 
-@given(answer=ARGUMENTS, places=PLACES)
+@given(answer=OBJECT, places=PLACES)
 def test_an_answer_that_is_no_array_stays_text(answer: Any, places: list[int]) -> None:
     whole = json.dumps(answer)
     assert collected(parse(Syntax.CALLS_OR_JSON, cut(whole, places))) == (whole, [])
