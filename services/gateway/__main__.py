@@ -24,7 +24,8 @@ async def run(settings: GatewaySettings, sock: socket.socket) -> None:
     """Serve until a signal's drain has ended."""
     log = configure_logging(settings.log, service="gateway")
     timeouts = settings.timeouts.scaled()
-    client = RouterClient(settings.gateway.router_address, timeouts, settings.gateway.probe_s)
+    config = settings.gateway
+    client = RouterClient(config.router_address, timeouts, config.probe_s, config.router_wait_s)
     gateway = build(settings.gateway, client, new_registry(), settings.limits)
     server = HttpServer(gateway, settings.gateway, settings.limits, timeouts.drain_s)
     loop = asyncio.get_running_loop()

@@ -62,6 +62,7 @@ def build(
 ) -> Gateway:
     """A gateway that calls `client` (which the caller closes) and counts in `registry`."""
     metrics = GatewayMetrics(registry)
+    client.on_move = metrics.router_moved
     running = Running(config.max_running_requests, metrics)
     health = Health(client, metrics)
     rewriter = Rewriter(config.rewrites)

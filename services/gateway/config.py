@@ -31,7 +31,14 @@ class GatewayConfig(Section):
 
     host: str = Field("127.0.0.1", description="address to listen on; anything but loopback needs a proxy with TLS")
     port: int = Field(30000, ge=0, le=65535, description="HTTP port; 0 picks a free one")
-    router_address: str = Field("127.0.0.1:50051", description="host:port of the router's gRPC")
+    router_address: str = Field(
+        "127.0.0.1:50051",
+        min_length=1,
+        description="host:port of the router's gRPC; a comma list names several routers",
+    )
+    router_wait_s: float = Field(
+        10.0, ge=0, description="seconds that a stream whose router is gone waits for one that serves, to go on there"
+    )
     max_running_requests: int = Field(1024, gt=0, description="HTTP generations at a time; over it: 429")
     max_parallel_prompts: int = Field(32, gt=0, description="prompts of one request that run at the same time")
     head_timeout_s: float = Field(

@@ -41,12 +41,22 @@ class GatewayMetrics:
         self.cached_tokens = self.tokens.labels("cached")
         self.generated_tokens = self.tokens.labels("generated")
 
+        self.router_moves = Counter(
+            "pando_gateway_router_moves_total",
+            "calls that their router failed and another one takes over, by phase (before or after the first token)",
+            ["phase"],
+            registry=registry,
+        )
         self.rewrites = Counter(
             "pando_gateway_rewrites_total",
             "first user messages that a rule of prompt normalisation rewrote",
             ["rule"],
             registry=registry,
         )
+
+    def router_moved(self, begun: bool) -> None:
+        """A call goes on at another router, or ends if there is none."""
+        self.router_moves.labels("after" if begun else "before").inc()
 
     def count(self, route: str, outcome: Outcome) -> None:
         """One HTTP request is over."""

@@ -15,6 +15,7 @@ from common.base.errors import (
     Cancelled,
     DeadlineExceeded,
     InvalidRequest,
+    Leg,
     ModelNotFound,
     Overloaded,
     PeerLost,
@@ -212,7 +213,7 @@ def test_a_full_cluster_is_asked_again_with_the_same_request(client: Any, served
 
 
 def test_what_began_is_not_repeated(client: Any, served: GatewayThread) -> None:
-    served.set_knobs(Knobs(fail_at=2, error=PeerLost("gone")))
+    served.set_knobs(Knobs(fail_at=2, error=PeerLost("gone", leg=Leg.DECODE)))
     with pytest.raises(PeerLost), client.stream("hi", max_tokens=8) as stream:
         list(stream)
     assert len(served.fake.requests) == 1

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from common.base.errors import Cancelled, DeadlineExceeded, Internal, Overloaded, PandoError, PeerLost
+from common.base.errors import Cancelled, DeadlineExceeded, Internal, Leg, Overloaded, PandoError, PeerLost
 from common.base.limits import LimitsConfig
 from tests.support.api_cases import Target, check_broken_stream, text_of
 from tests.support.fake_inference import MODEL, Knobs
@@ -19,6 +19,13 @@ CHAT = "/v1/chat/completions"
 LIMITS = LimitsConfig(max_body_bytes=100_000, max_prompts=8, max_choices=16)
 HELLO: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
 PROMPT: dict[str, Any] = {"model": MODEL, "prompt": "hello", "max_tokens": 8}
+
+
+def _told(event: Any) -> Any:
+    """What an event says, without ids and times."""
+    if "choices" in event:
+        return [(choice.get("delta") or choice["text"], choice["finish_reason"]) for choice in event["choices"]]
+    return event["text"], event["meta_info"]["finish_reason"]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +109,7 @@ def test_failure_before_the_first_byte_has_its_status(
 
 def test_failure_in_midstream_is_an_error_event(gateway: GatewayThread, target: Target, sdk: openai.OpenAI) -> None:
     before = target.outcomes("server_error")
-    gateway.set_knobs(Knobs(fail_at=5, error=PeerLost("decode worker gone")))
+    gateway.set_knobs(Knobs(fail_at=5, error=PeerLost("decode worker gone", leg=Leg.DECODE)))
     events = target.stream(CHAT, HELLO)
     check_broken_stream(events)
     assert events[-1]["error"]["code"] == "peer_lost" and len(events) > 3
@@ -113,15 +120,28 @@ def test_failure_in_midstream_is_an_error_event(gateway: GatewayThread, target: 
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/generate"])
-@pytest.mark.parametrize("knobs", [Knobs(cut_at=3), Knobs(abort_at=3)])
-def test_stream_without_an_end_is_never_finished(
-    gateway: GatewayThread, target: Target, path: str, knobs: Knobs
-) -> None:
-    gateway.set_knobs(knobs)
+def test_stream_without_an_end_is_never_finished(gateway: GatewayThread, target: Target, path: str) -> None:
+    gateway.set_knobs(Knobs(abort_at=3))
     body = {CHAT: HELLO, "/v1/completions": PROMPT, "/generate": {"text": "hello"}}[path]
     events = target.stream(path, body)
     assert "error" in events[-1] and "error" not in events[-2]
-    assert target.post(path, body).status_code in (499, 503)
+    assert target.post(path, body).status_code == 499
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/generate"])
+def test_a_router_that_cuts_streams_short_is_asked_for_the_rest(
+    gateway: GatewayThread, target: Target, path: str
+) -> None:
+    body = {CHAT: HELLO, "/v1/completions": PROMPT, "/generate": {"text": "hello"}}[path]
+    if path == "/generate":
+        body = {**body, "sampling_params": {"max_new_tokens": 8}}
+    undisturbed = [_told(event) for event in target.stream(path, body)]
+    num_calls = len(gateway.fake.requests)
+    gateway.set_knobs(Knobs(cut_at=5))
+    assert [_told(event) for event in target.stream(path, body)] == undisturbed
+    first, second = gateway.fake.requests[num_calls:]
+    assert second.request_id.startswith(first.request_id) and len(second.output_token_ids) == 5
+    assert second.sampling.seed == first.sampling.seed
 
 
 @pytest.mark.parametrize("stream", [True, False])

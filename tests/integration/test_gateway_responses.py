@@ -10,7 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from common.base.errors import Overloaded, PeerLost
+from common.base.errors import Leg, Overloaded, PeerLost
 from tests.support.api_cases import Target
 from tests.support.fake_inference import MODEL, Knobs
 from tests.support.gateway_thread import GatewayThread
@@ -239,7 +239,7 @@ def test_failures_before_and_in_midstream(gateway: GatewayThread, sdk: openai.Op
     gateway.set_knobs(Knobs(fail_at=0, error=Overloaded("full")))
     with pytest.raises(openai.RateLimitError):
         sdk.responses.create(**ASK, stream=True)
-    gateway.set_knobs(Knobs(fail_at=5, error=PeerLost("decode worker gone")))
+    gateway.set_knobs(Knobs(fail_at=5, error=PeerLost("decode worker gone", leg=Leg.DECODE)))
     last = list(sdk.responses.create(**ASK, stream=True))[-1]
     assert last.type == "response.failed" and last.response.status == "failed"
     assert last.response.error is not None and last.response.error.message == "decode worker gone"

@@ -142,7 +142,8 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         prompt = _prompt_ids(request)
         _validate(request, len(prompt))
         cached = self._match(prompt)
-        choices = [_Choice(request, prompt, choice, cached).frames() for choice in range(max(request.n, 1))]
+        numbers = range(request.first_choice, request.first_choice + max(request.n, 1))
+        choices = [_Choice(request, prompt, number, cached).frames() for number in numbers]
         while choices:
             for frames in list(choices):
                 frame = next(frames, None)
@@ -191,6 +192,7 @@ class _Choice:
     def frames(self) -> Iterator[inference_pb2.GenerateResponse]:
         sampling = self._request.sampling
         final = self._final_text()
+        num_given = len(self._request.output_token_ids)
         sent = 0
         for index, token_id in enumerate(self._ids):
             last = index == len(self._ids) - 1
@@ -205,9 +207,11 @@ class _Choice:
                 usage=types_pb2.Usage(prompt_tokens=len(self._prompt), completion_tokens=index + 1),
             )
             sent = max(end, sent)
+            if index < num_given:
+                continue
             if sampling.HasField("logprobs"):
                 frame.logprobs.append(_logprob(token_id, index, sampling.logprobs))
-            if index == 0:
+            if index == num_given:
                 frame.prompt.CopyFrom(self._prompt_info())
             if last:
                 self._close(frame)

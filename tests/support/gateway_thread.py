@@ -16,8 +16,9 @@ from common.base.limits import LimitsConfig
 from common.rpc.server import RpcServer
 from pando.v1 import inference_pb2_grpc
 from services.gateway.app import Gateway, build
-from services.gateway.client import SERVICE, RouterClient
+from services.gateway.client import RouterClient
 from services.gateway.config import GatewayConfig
+from services.gateway.router_rpc import SERVICE
 from services.gateway.server import HttpServer, listen
 from tests.support.fake_inference import FakeInference, Knobs
 
@@ -99,7 +100,10 @@ class GatewayThread:
         self.router_address = f"127.0.0.1:{self.rpc.bind('127.0.0.1', 0)}"
         await self.rpc.start()
         await self.rpc.set_serving(True)
-        client = RouterClient(self.router_address, self._timeouts, self._config.probe_s)
+        config = self._config
+        client = RouterClient(
+            self.router_address, self._timeouts, config.probe_s, config.router_wait_s, new_seed=lambda: 0
+        )
         self.gateway = build(self._config, client, CollectorRegistry(), self._limits)
         self.http = HttpServer(self.gateway, self._config, self._limits, self._timeouts.drain_s)
         sock = listen("127.0.0.1", 0)
