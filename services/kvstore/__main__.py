@@ -13,6 +13,7 @@ import uvloop
 
 from common.base.config import load_or_exit
 from common.base.errors import PandoError
+from common.base.failpoints import make_failpoints
 from common.base.ids import new_worker_id
 from common.base.logging import Logger, configure_logging, log_ready
 from common.base.metrics import MetricsServer
@@ -40,7 +41,8 @@ async def serve(settings: KvStoreSettings, node_id: str, log: Logger) -> None:
     async with AsyncExitStack() as closing:
         process = StoreProcess(settings, node_id, log, stopping.set)
         closing.push_async_callback(process.close)
-        server = RpcServer(process.timeouts, [SERVICE_NAME])
+        failpoints = make_failpoints(enabled=False, folder=config.failpoints_dir)
+        server = RpcServer(process.timeouts, [SERVICE_NAME], failpoints)
         address = f"{config.host}:{server.bind(config.host, config.port)}"
         exporter = MetricsServer(process.registry, config.host, config.metrics_port)
         closing.callback(exporter.close)

@@ -36,6 +36,12 @@ class KvStoreConfig(Section):
     lock_ttl_s: float = Field(2.0, gt=0.5, description="life of the leader's lock in the registry")
     max_replicas: int = Field(2, ge=1, le=8, description="most copies of an object that is asked for often; 1: never")
     hot_lookups: int = Field(16, ge=1, description="lookups within 10 s after which an object is hot")
+    failpoints_dir: Path | None = Field(None, description="folder whose files arm failpoints of the RPCs; empty: none")
+
+    @field_validator("ssd_path", "failpoints_dir")
+    @classmethod
+    def _empty_is_none(cls, value: Path | None) -> Path | None:
+        return None if value == Path() else value
 
     @field_validator("roles")
     @classmethod

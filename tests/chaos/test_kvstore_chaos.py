@@ -1,112 +1,81 @@
-"""Store processes that are killed and frozen under load: what is left is found at once, and nothing wrong is ever read.
+"""Store processes that are killed, frozen, cut off and spoilt under load: the rest is found, and nothing wrong is read.
 
-Objects have one value each, so a read is right or it is none: that is the history checker (`fetch` compares bytes).
+The history checker is tests/support/store_history.py. PANDO_KVSTORE_CHAOS_S: seconds of the long run.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from common.cache.kvstore_backend import KvStoreBackend
 from common.cache.l3 import State
-from common.rpc.registry import STORE, RegistryReader
-from pando.cli.local_registry import registry_command
-from pando.cli.ports import free_port
-from pando.cli.probes import answers_ping
-from tests.support.fake_cluster import eventually
-from tests.support.kvstore_rig import CLUSTER, open_registered
+from tests.support.kvstore_rig import open_registered
 from tests.support.l3_contract import BareStore, block_of, fetch, key_of
+from tests.support.store_fleet import Registry, StoreCommand, all_killed, leader_of, running_registry, stats_of
+from tests.support.store_history import History
 
-pytestmark = pytest.mark.chaos
-ROOT = Path(__file__).parents[2]
+SECONDS = float(os.environ.get("PANDO_KVSTORE_CHAOS_S", "15"))
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300 + 2 * SECONDS)]
 NUM_NODES, NUM_KEYS = 3, 60
 KEYS = [key_of(number) for number in range(NUM_KEYS)]
 STALE_S = 3.0
-SECONDS = float(os.environ.get("PANDO_KVSTORE_CHAOS_S", "15"))
-
-
-class Process:
-    """One store process of its own."""
-
-    def __init__(self, number: int, registry_url: str, folder: Path) -> None:
-        self.node_id = f"n{number}"
-        self._command = [sys.executable, "-m", "services.kvstore", "--node-id", self.node_id, "--transport", "shm,tcp"]
-        self._command += ["--registry.url", registry_url, "--registry.cluster", CLUSTER, "--log.format", "json"]
-        self._command += ["--segment-size", str(32 << 20), "--ssd-path", str(folder / self.node_id)]
-        self._command += ["--ssd-size", str(64 << 20)]
-        self.start()
-
-    def start(self) -> None:
-        self.popen = subprocess.Popen(self._command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-
-    def wait_ready(self) -> None:
-        assert self.popen.stderr is not None
-        for line in self.popen.stderr:
-            if line.startswith("{") and json.loads(line).get("event") == "ready":
-                return
-        raise AssertionError(f"{self.node_id} did not start")
-
-    def signal(self, number: signal.Signals) -> None:
-        self.popen.send_signal(number)
-
-    def kill(self) -> None:
-        self.popen.kill()
-        self.popen.communicate()
+SIZES = ("--segment-size", str(2 << 20), "--page-size", "4096", "--ssd-size", str(32 << 20), "--max-lease-ttl-s", "4")
+"""Memory for 256 blocks a node, a log for about 4,000."""
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    port = free_port()
-    process = subprocess.Popen(registry_command(port, tmp_path), stdout=subprocess.DEVNULL)
-    eventually(lambda: answers_ping(f"127.0.0.1:{port}"), "a PING's answer")
-    yield f"redis://127.0.0.1:{port}/0"
-    process.kill()
-    process.wait()
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    with running_registry(tmp_path) as registry:
+        yield registry
 
 
 @pytest.fixture
-def processes(url: str, tmp_path: Path) -> Iterator[list[Process]]:
-    started = [Process(number, url, tmp_path) for number in range(NUM_NODES)]
-    try:
-        for process in started:
-            process.wait_ready()
+def url(registry: Registry) -> str:
+    return registry.url
+
+
+def ssd_of(process: StoreCommand, tmp_path: Path) -> Path:
+    return tmp_path / process.node_id
+
+
+def failpoints_of(process: StoreCommand, tmp_path: Path) -> Path:
+    return tmp_path / f"{process.node_id}-failpoints"
+
+
+@pytest.fixture
+def processes(url: str, tmp_path: Path) -> Iterator[list[StoreCommand]]:
+    started = []
+    for number in range(NUM_NODES):
+        folders = (
+            "--ssd-path",
+            str(tmp_path / f"n{number}"),
+            "--failpoints-dir",
+            str(tmp_path / f"n{number}-failpoints"),
+        )
+        Path(folders[3]).mkdir()
+        started.append(StoreCommand(f"n{number}", url, *SIZES, *folders))
+    with all_killed(started):
         yield started
-    finally:
-        for process in started:
-            process.kill()
 
 
 @pytest.fixture
-async def backend(url: str, processes: list[Process]) -> AsyncIterator[KvStoreBackend]:
+async def backend(url: str, processes: list[StoreCommand]) -> AsyncIterator[KvStoreBackend]:
     backend = await open_registered(url)
     async with asyncio.timeout(20):
         while len(backend._view._processes) < NUM_NODES or await leader_of(url) is None:  # noqa: ASYNC110 - other processes
             await asyncio.sleep(0.1)
-    await asyncio.sleep(1.0)  # the leader's first listing of its nodes
+    await asyncio.sleep(1.5)  # the leader's first listings of its nodes
     yield backend
     await backend.close()
-
-
-async def leader_of(url: str, but: str = "") -> str | None:
-    """Node id of who says that it leads."""
-    reader = RegistryReader(url, CLUSTER, 1.0, STORE)
-    try:
-        leaders = [record.worker_id for record in await reader.list_workers() if "leader" in record.roles]
-    finally:
-        await reader.close()
-    return next((name for name in leaders if name != but), None)
 
 
 async def where(backend: KvStoreBackend) -> dict[str, list[int]]:
@@ -135,7 +104,7 @@ async def timed_fetch(store: BareStore) -> tuple[Counter[State], float]:
 @pytest.mark.parametrize("who", ["leader", "node"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 async def test_the_rest_is_found_at_once_and_nothing_lies_for_long(
-    url: str, processes: list[Process], backend: KvStoreBackend, who: str, how: signal.Signals
+    url: str, processes: list[StoreCommand], backend: KvStoreBackend, who: str, how: signal.Signals
 ) -> None:
     store = BareStore(backend)
     await fill(store)
@@ -161,39 +130,133 @@ async def test_the_rest_is_found_at_once_and_nothing_lies_for_long(
     victim.signal(signal.SIGCONT if how is signal.SIGSTOP else signal.SIGKILL)
 
 
-async def test_chaos_brings_no_wrong_byte(url: str, processes: list[Process], backend: KvStoreBackend) -> None:
-    """Several readers and writers, while processes are killed, started again and frozen in turn."""
-    rng, seen = random.Random(3), Counter[str]()
-    ends_s = time.monotonic() + SECONDS
+class Adversary:
+    """Disturbs a store: one process at a time or two, the leader as often as all others; sometimes the registry."""
 
-    async def work(seed: int) -> None:
-        draw, store = random.Random(seed), BareStore(backend)
+    def __init__(self, registry: Registry, processes: list[StoreCommand], folder: Path) -> None:
+        self.done = Counter[str]()
+        self._registry = registry
+        self._processes = processes
+        self._folder = folder
+        self._rng = random.Random(3)
+
+    async def disturb(self, seconds: float) -> None:
+        """One fault after the other; everything is whole again at the end."""
+        faults: list[Callable[[StoreCommand], Awaitable[None]]] = [
+            self._kill,
+            self._kill_and_rot,
+            self._freeze,
+            self._cut,
+            self._end,
+            self._registry_fault,
+        ]
+        deck: list[Callable[[StoreCommand], Awaitable[None]]] = []
+        ends_s = time.monotonic() + seconds
         while time.monotonic() < ends_s:
-            first = draw.randrange(0, NUM_KEYS, 5)
-            some = KEYS[first : first + 5]
-            if draw.random() < 0.4:
-                seen.update(await store.put([block_of(key) for key in some], 2.0))
-            else:
-                seen.update(f"read {state}" for state in await fetch(store, some))
-            await asyncio.sleep(0.02)
+            victims = [await self._victim()]
+            if self._rng.random() < 0.3:
+                victims.append(self._rng.choice([one for one in self._processes if one is not victims[0]]))
+            if len(deck) < len(victims):
+                deck = self._rng.sample(faults, len(faults))
+            chosen = [deck.pop() for _ in victims]
+            self.done.update(fault.__name__ for fault in chosen)
+            await asyncio.gather(*(fault(victim) for fault, victim in zip(chosen, victims, strict=True)))
+            await asyncio.sleep(self._rng.uniform(0, 2))
 
-    async def disturb() -> None:
-        while time.monotonic() < ends_s - 3:
-            victim = rng.choice(processes)
-            if rng.random() < 0.5:
-                victim.kill()
-                await asyncio.sleep(0.5)
-                victim.start()
-                await asyncio.to_thread(victim.wait_ready)
-            else:
-                victim.signal(signal.SIGSTOP)
-                await asyncio.sleep(rng.uniform(0.2, 3.0))
-                victim.signal(signal.SIGCONT)
-            await asyncio.sleep(1.0)
+    async def _victim(self) -> StoreCommand:
+        leader = await leader_of(self._registry.url)
+        leaders = [one for one in self._processes if one.node_id == leader]
+        return leaders[0] if leaders and self._rng.random() < 0.5 else self._rng.choice(self._processes)
 
-    await asyncio.gather(disturb(), *(work(seed) for seed in range(3)))
-    assert seen["read hit"] > 20 and seen["read corrupt"] == 0, seen
-    store = BareStore(backend)
+    async def _again(self, victim: StoreCommand) -> None:
+        await asyncio.sleep(self._rng.uniform(0, 3))
+        victim.start()
+        await asyncio.to_thread(victim.wait_ready)
+
+    async def _kill(self, victim: StoreCommand) -> None:
+        await asyncio.to_thread(victim.kill)
+        await self._again(victim)
+
+    async def _kill_and_rot(self, victim: StoreCommand) -> None:
+        """Its disk changes some bytes while nobody looks."""
+        await asyncio.to_thread(victim.kill)
+        logs = sorted(ssd_of(victim, self._folder).glob("*.log"))
+        for path in self._rng.sample(logs, min(2, len(logs))):
+            with path.open("r+b") as file:
+                for _ in range(5):
+                    file.seek(self._rng.randrange(path.stat().st_size))
+                    file.write(self._rng.randbytes(3))
+        await self._again(victim)
+
+    async def _freeze(self, victim: StoreCommand) -> None:
+        victim.signal(signal.SIGSTOP)
+        await asyncio.sleep(self._rng.uniform(0.2, 5))
+        victim.signal(signal.SIGCONT)
+
+    async def _cut(self, victim: StoreCommand) -> None:
+        """Calls to it are lost, fail or come late, while it goes on registering and leading."""
+        rule = failpoints_of(victim, self._folder) / "rpc.KvStoreService.*"
+        rule.write_text(self._rng.choice(["drop", "50%drop", "fail", "50%fail", "delay(0.4)"]))
+        await asyncio.sleep(self._rng.uniform(1, 4))
+        rule.unlink()
+
+    async def _end(self, victim: StoreCommand) -> None:
+        assert await asyncio.to_thread(victim.end) == 0
+        await self._again(victim)
+
+    async def _registry_fault(self, _: StoreCommand) -> None:
+        if self._rng.random() < 0.5:
+            self._registry.wipe()
+            return
+        self._registry.signal(signal.SIGSTOP)
+        await asyncio.sleep(self._rng.uniform(0.5, 4))
+        self._registry.signal(signal.SIGCONT)
+
+
+async def everything_answers(store: BareStore) -> None:
+    """Wait until no read is an error any more."""
     async with asyncio.timeout(20):
         while State.ERROR in await fetch(store, KEYS):  # noqa: ASYNC110 - other processes
             await asyncio.sleep(0.2)
+
+
+async def all_on_disk(processes: list[StoreCommand]) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            stats = [await stats_of(one.address) for one in processes]
+            if all(one is not None and not one.unwritten_bytes for one in stats):
+                return
+            await asyncio.sleep(0.1)
+
+
+async def test_chaos_brings_no_wrong_byte_and_loses_nothing_on_disk(
+    registry: Registry, processes: list[StoreCommand], backend: KvStoreBackend, tmp_path: Path
+) -> None:
+    """Readers and writers of more than fits into memory, and an adversary; then all processes are killed at once."""
+    store = BareStore(backend)
+    history, adversary = History(store, num_paths=150), Adversary(registry, processes, tmp_path)
+    stopping = asyncio.Event()
+    clients = [asyncio.create_task(history.work(seed, stopping)) for seed in range(4)]
+    try:
+        await adversary.disturb(SECONDS)
+    finally:
+        stopping.set()
+        await asyncio.gather(*clients)
+    print(dict(adversary.done), dict(history.seen))
+    assert history.seen["read hit"] > 20 * SECONDS and history.seen["read corrupt"] == 0, history.seen
+    await everything_answers(store)
+    for number in range(200, 206):
+        assert set(await history.write(number, 5.0)) <= {"stored", "present"}
+    await all_on_disk(processes)
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.start()
+    for process in processes:
+        await asyncio.to_thread(process.wait_ready)
+    async with asyncio.timeout(20):
+        while {one.address for one in backend._view._processes} != {one.address for one in processes}:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    await everything_answers(store)
+    for number in range(200, 206):
+        assert await history.read(number) == [State.HIT] * 8, "an object that was on disk is lost"

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-import redis
 
 from common.base.errors import Leg
 from common.cache import kvstore_wire as wire
@@ -30,6 +29,7 @@ from tests.support.kvstore_rig import open_registered
 from tests.support.seeded_store import flags_for, seeded_key
 from tests.support.store_fleet import (
     SEEDED,
+    Registry,
     StoreCommand,
     all_killed,
     leader_of,
@@ -48,8 +48,9 @@ LEADER_S = 3.0
 class Fleet:
     """Nodes with `each` objects and masters without any; the first master is started before the others."""
 
-    def __init__(self, url: str, num_nodes: int, num_masters: int, each: int) -> None:
-        self.url = url
+    def __init__(self, registry: Registry, num_nodes: int, num_masters: int, each: int) -> None:
+        self.registry = registry
+        self.url = url = registry.url
         self.each = each
         self.nodes = [
             StoreCommand(f"n{n}", url, *flags_for(each, n * each), "--roles", "node", module=SEEDED)
@@ -232,8 +233,7 @@ async def test_a_leader_that_wakes_up_is_refused_even_after_the_registry_was_wip
         new = await fleet.leader(but=old.node_id)
         new_term = (await until_complete(new, 2)).term
         assert new_term > old_term
-        with redis.Redis.from_url(fleet.url) as client:
-            client.flushall()
+        fleet.registry.wipe()
         old.signal(signal.SIGCONT)
         followed, terms = dict[int, set[str]](), list[int]()
         ends_s = time.monotonic() + 6

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import grpc
 import psutil
+import redis
 
 from common.rpc.registry import STORE, RegistryReader, WorkerRecord
 from pando.cli.local_registry import registry_command
@@ -78,17 +79,43 @@ class StoreCommand:
         return float(psutil.Process(self.popen.pid).memory_info().rss) / 1e6
 
 
-@contextmanager
-def running_registry(folder: Path) -> Iterator[str]:
-    """A registry of its own; gives its URL."""
-    port = free_port()
-    process = subprocess.Popen(registry_command(port, folder), stdout=subprocess.DEVNULL)
-    try:
+class Registry:
+    """A registry of its own.
+
+    Attributes:
+        url: where it is.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Start it and wait until it answers."""
+        port = free_port()
+        self.url = f"redis://127.0.0.1:{port}/0"
+        self._popen = subprocess.Popen(registry_command(port, folder), stdout=subprocess.DEVNULL)
         eventually(lambda: answers_ping(f"127.0.0.1:{port}"), "a PING's answer")
-        yield f"redis://127.0.0.1:{port}/0"
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self._popen.send_signal(number)
+
+    def wipe(self) -> None:
+        """Let it forget everything."""
+        with redis.Redis.from_url(self.url) as client:
+            client.flushall()
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._popen.kill()
+        self._popen.wait()
+
+
+@contextmanager
+def running_registry(folder: Path) -> Iterator[Registry]:
+    """A registry that ends with the block."""
+    registry = Registry(folder)
+    try:
+        yield registry
     finally:
-        process.kill()
-        process.wait()
+        registry.kill()
 
 
 @contextmanager
