@@ -45,7 +45,8 @@ _SAMPLING = (
     "prompt_logprobs",
     "prompt_logprobs_start",
 )
-_REQUEST = ("model", "n", "request_id", "cache_salt", "priority", "session_id", "return_prompt_token_ids")
+_TENANT = ("tenant", "tenant_weight")
+_REQUEST = ("model", "n", "request_id", "cache_salt", "priority", "session_id", "return_prompt_token_ids", *_TENANT)
 _OTHER = ("stop", "timeout_s")
 GRAMMARS = ("regex", "json_schema", "choices", "ebnf", "structural_tag")
 _KNOWN = frozenset((*_SAMPLING, *_REQUEST, *_OTHER, *GRAMMARS))

@@ -48,13 +48,20 @@ _SAMPLING = {
     },
 }
 _TOP = {"model": "model", "request_id": "rid", "cache_salt": "cache_salt", "priority": "priority"}
-_CODES = {400: "invalid_request", 404: "model_not_found", 413: "invalid_request", 429: "overloaded"}
+_CODES = {400: "invalid_request", 401: "permission_denied", 404: "model_not_found", 413: "invalid_request", 429: "overloaded"}
 _CODES |= {499: "cancelled", 501: "unsupported", 502: "peer_lost", 503: "unavailable", 504: "deadline_exceeded"}
 _ESCAPED = re.compile(r"\\x([0-9a-f]{2})")
 
 
 def generate_body(prompt: str | Sequence[int], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Body of POST /generate for `convert.checked` options; a conversation has been tokenised before."""
+    """Body of POST /generate for `convert.checked` options; a conversation has been tokenised before.
+
+    Raises:
+        Unsupported: a tenant is named; over HTTP the API key does that.
+    """
+    for name in ("tenant", "tenant_weight"):
+        if name in options:
+            raise Unsupported(f"{name} needs the gRPC client; over HTTP the API key tells the tenant", param=name)
     sampling = {theirs: options[ours] for ours, theirs in _SAMPLING.items() if ours in options}
     sampling |= {name: options[name] for name in GRAMMARS if name in options}
     if "json_schema" in options:

@@ -40,6 +40,7 @@ class Options(TypedDict, total=False):
     `regex`, `json_schema`, `choices`, `ebnf` and `structural_tag` constrain the output; at most one of them. A schema
     is JSON text or a mapping. `prompt_logprobs_start` is the position of the first prompt token whose logprob is
     wanted; what comes before may be found in the cache. `timeout_s` is the deadline of the whole call with its retries.
+    Where requests wait, each `tenant` gets a share by its `tenant_weight` (1 to 100); over HTTP the API key tells both.
     """
 
     model: str
@@ -72,6 +73,8 @@ class Options(TypedDict, total=False):
     cache_salt: str
     priority: int
     session_id: str
+    tenant: str
+    tenant_weight: int
     return_prompt_token_ids: bool
     timeout_s: float
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import uvloop
 
 from common.base.config import load_or_exit
+from common.base.errors import InvalidRequest
 from common.base.logging import configure_logging
 from common.base.metrics import new_registry
 from services.gateway.app import build
@@ -61,8 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the gateway; returns the exit status."""
     settings = load_or_exit(GatewaySettings, sys.argv[1:] if argv is None else argv, "gateway")
     sock = bind(settings.gateway)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run(settings, sock))
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run(settings, sock))
+    except InvalidRequest as error:
+        print(f"gateway: {error.message}", file=sys.stderr)
+        return 2
     return 0
 
 

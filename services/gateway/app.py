@@ -34,6 +34,7 @@ from services.gateway.response_store import ResponseStore
 from services.gateway.responses_doors import DEFAULT_PAGE, MAX_PAGE, ResponsesDoors
 from services.gateway.responses_types import InputFields, ResponsesRequest
 from services.gateway.rewrites import Rewriter
+from services.gateway.tenants import Tenants
 
 
 @dataclass(slots=True)
@@ -60,25 +61,33 @@ def build(
     limits: LimitsConfig | None = None,
     clock: Clock = monotonic,
 ) -> Gateway:
-    """A gateway that calls `client` (which the caller closes) and counts in `registry`."""
+    """A gateway that calls `client` (which the caller closes) and counts in `registry`.
+
+    Raises:
+        InvalidRequest: the file of API keys is wrong.
+    """
     metrics = GatewayMetrics(registry)
     client.on_move = metrics.router_moved
     running = Running(config.max_running_requests, metrics)
     health = Health(client, metrics)
     rewriter = Rewriter(config.rewrites)
     doors = Doors(config, limits or LimitsConfig(), client, running, metrics, clock, UnknownFields(), rewriter)
+    tenants = Tenants.load(config.api_keys_file)
     store = ResponseStore(config.max_stored_responses, config.max_stored_bytes)
     table = [*_doors(doors), *_responses(ResponsesDoors(doors, store)), *_probes(health)]
     app = Starlette(
-        routes=[_route(door) for door in [*table, _description(table)]],
+        routes=[_route(door, tenants) for door in [*table, _description(table)]],
         exception_handlers={PandoError: on_pando_error, HTTPException: on_http_exception, Exception: on_bug},
     )
     return Gateway(Edge(app, metrics, clock), running, health, table)
 
 
-def _route(door: Door) -> Route:
+def _route(door: Door, tenants: Tenants) -> Route:
     async def run(request: Request) -> Response:
-        context_of(request.scope).route = door.path
+        context = context_of(request.scope)
+        context.route = door.path
+        if door.needs_key:
+            context.tenant = tenants.identify(request.headers.get("authorization"))
         return await door.handler(request)
 
     return Route(door.path, run, methods=[door.method])
@@ -86,9 +95,9 @@ def _route(door: Door) -> Route:
 
 def _probes(health: Health) -> list[Door]:
     return [
-        *(Door("GET", path, health.live, errors=()) for path in ("/", "/health", "/health/live")),
-        *(Door("GET", path, health.ready, errors=(503,)) for path in ("/ready", "/health/ready")),
-        Door("GET", "/metrics", health.export, media_type="text/plain", errors=()),
+        *(Door("GET", path, health.live, errors=(), needs_key=False) for path in ("/", "/health", "/health/live")),
+        *(Door("GET", path, health.ready, errors=(503,), needs_key=False) for path in ("/ready", "/health/ready")),
+        Door("GET", "/metrics", health.export, media_type="text/plain", errors=(), needs_key=False),
     ]
 
 
@@ -128,4 +137,4 @@ def _description(table: list[Door]) -> Door:
         """This description."""
         return JsonResponse(text)
 
-    return Door("GET", "/openapi.json", describe, errors=())
+    return Door("GET", "/openapi.json", describe, errors=(), needs_key=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field, field_validator
@@ -38,6 +39,9 @@ class GatewayConfig(Section):
     )
     router_wait_s: float = Field(
         10.0, ge=0, description="seconds that a stream whose router is gone waits for one that serves, to go on there"
+    )
+    api_keys_file: Path | None = Field(
+        None, description="file of API keys, a line each: tenant, key or sha256:digest, weight; none: no key is needed"
     )
     max_running_requests: int = Field(1024, gt=0, description="HTTP generations at a time; over it: 429")
     max_parallel_prompts: int = Field(32, gt=0, description="prompts of one request that run at the same time")

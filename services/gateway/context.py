@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from services.gateway.tenants import Tenant
+
 _KEY = "pando"
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -34,6 +36,7 @@ class RequestContext:
         route: path of the route that answers, as the table has it.
         headers: further headers of the answer.
         outcome: set where the status does not tell (a stream that failed, a client that left).
+        tenant: whose request it is.
     """
 
     request_id: str
@@ -44,6 +47,7 @@ class RequestContext:
     route: str = "unmatched"
     headers: dict[str, str] = field(default_factory=dict)
     outcome: Outcome | None = None
+    tenant: Tenant = field(default_factory=Tenant)
 
     def final_outcome(self) -> Outcome:
         """What is counted when the request is over."""

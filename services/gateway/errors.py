@@ -79,6 +79,8 @@ def error_headers(status: int, retry_after_s: float = 0.0) -> dict[str, str]:
 def error_response(error: PandoError) -> Response:
     """A whole HTTP answer for an error before the first byte."""
     headers = error_headers(error.http_status, error.retry_after_s)
+    if error.http_status == 401:
+        headers["www-authenticate"] = "Bearer"
     if isinstance(error, BodyTooLarge | BodyTooSlow):
         headers["connection"] = "close"
     return JsonResponse(error_body(error), status_code=error.http_status, headers=headers)

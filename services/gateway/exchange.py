@@ -79,6 +79,7 @@ class Exchange(Response):
         self._metrics = metrics
         self._clock = clock
         self._max_parallel = max_parallel
+        self._started_s = clock()
         self._work: asyncio.Task[None] | None = None
         self._aborted_with: PandoError | None = None
 
@@ -91,6 +92,9 @@ class Exchange(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run to the end, or until the client has left."""
         context = context_of(scope)
+        for request in self._generation.requests:
+            request.tenant, request.tenant_weight = context.tenant.name, context.tenant.weight
+        self._started_s = context.started_s
         self._running.add(self)
         self._work = asyncio.create_task(self._answer(scope, receive, send, context))
         gone = asyncio.create_task(_until_gone(receive))
@@ -184,9 +188,14 @@ class Exchange(Response):
             raise errors.exceptions[0] from errors
 
     async def _run_prompt(self, prompt: int, request: GenerateRequest, sink: Sink) -> None:
-        async with aclosing(self._client.generate(request, self._generation.timeout_s)) as frames:
+        async with aclosing(self._client.generate(request, self._left_s())) as frames:
             async for frame in frames:
                 await sink(prompt, frame)
+
+    def _left_s(self) -> float | None:
+        """Of the client's time, which began when its request came; None when it set no limit."""
+        limit_s = self._generation.timeout_s
+        return None if limit_s is None else max(0.0, self._started_s + limit_s - self._clock())
 
     def _count_tokens(self) -> None:
         usage = final_usage(self._generation.transcript)

@@ -45,6 +45,8 @@ _ERRORS = {
     504: "the deadline has passed",
 }
 
+_KEY_ERROR = {401: "API keys are configured, and the request brings none of them"}
+
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -61,6 +63,7 @@ class Door:
         streams: the answer may be server-sent events.
         media_type: of the answer.
         errors: statuses of refusals.
+        needs_key: where API keys are configured, it answers only those who bring one.
     """
 
     method: str
@@ -71,6 +74,7 @@ class Door:
     streams: bool = False
     media_type: str = "application/json"
     errors: Iterable[int] = tuple(_ERRORS)
+    needs_key: bool = True
 
     @property
     def open_path(self) -> str:
@@ -124,7 +128,8 @@ def _responses(door: Door) -> dict[str, Any]:
     if door.streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     error = _json({"$ref": _REF.format(model="Error")})
-    responses = {str(status): {"description": _ERRORS[status], "content": error} for status in door.errors}
+    refusals = {status: _ERRORS[status] for status in door.errors} | (_KEY_ERROR if door.needs_key else {})
+    responses = {str(status): {"description": text, "content": error} for status, text in sorted(refusals.items())}
     return {"200": {"description": "OK", "content": content}, **responses}
 
 

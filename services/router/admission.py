@@ -27,7 +27,8 @@ from services.router.rate import Rate
 
 MIN_COST_TOKENS = 32
 MIN_RETRY_AFTER_S = 1.0
-MAX_RETRY_AFTER_S = 120.0
+MAX_RETRY_AFTER_S = 60.0
+"""OpenAI's SDKs wait as told up to this, and as they like beyond it."""
 CAP_STEP = 0.25
 """Requests that the cap on those in flight grows by with each first token, after workers had no room."""
 

@@ -70,7 +70,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         try:
             seat = self.admission.arrive(Claim(tenant, weight, priority, tokens, self.now_s + patience_s), self.now_s)
         except Overloaded as error:
-            assert 1.0 <= error.retry_after_s <= 120.0
+            assert 1.0 <= error.retry_after_s <= 60.0
             assert self.staged(Stage.QUEUED), "refused while nobody waits"
         except DeadlineExceeded:
             assert patience_s <= 0 or self.staged(Stage.QUEUED), "refused by an estimate while nobody waits"

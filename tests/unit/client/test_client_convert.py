@@ -45,6 +45,8 @@ def test_every_option_lands_in_its_field() -> None:
         "cache_salt": "s",
         "priority": -1,
         "session_id": "x",
+        "tenant": "acme",
+        "tenant_weight": 3,
         "return_prompt_token_ids": True,
     }
     request = request_of(**sampling, **outer, stop="end", timeout_s=3.0)

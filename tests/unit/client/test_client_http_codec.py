@@ -18,6 +18,7 @@ from pando.errors import (
     Overloaded,
     PandoError,
     PeerLost,
+    PermissionDenied,
     Unavailable,
     Unsupported,
 )
@@ -158,3 +159,11 @@ def test_tokenizing() -> None:
     answer = {"tokens": [1, 2], "token_strs": ["a", "bytes:\\xc3"], "max_model_len": 5}
     assert http_codec.tokenized(answer, chat).text == "a\ufffd"
     assert token_bytes("bytes:plain") == b"bytes:plain"
+
+
+def test_a_tenant_is_told_by_the_key_and_a_wrong_key_is_a_refusal() -> None:
+    with pytest.raises(Unsupported) as caught:
+        generate_body("hi", checked({"tenant": "acme"}))
+    assert caught.value.param == "tenant"
+    refused = error_of(401, {"error": {"message": "no", "code": "invalid_api_key"}}, 0.0)
+    assert isinstance(refused, PermissionDenied) and refused.reason == "invalid_api_key"
