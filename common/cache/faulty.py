@@ -133,7 +133,7 @@ def _damaged(block: SealedBlock, fault: Fault | None) -> SealedBlock:
     header = bytearray(block.header)
     if fault.recompute:
         refit_checksum(header, payload)
-    return replace(block, header=bytes(header), payload=memoryview(payload))
+    return replace(block, header=bytes(header), payload=memoryview(payload), checksum=None)
 
 
 def _spoil(slot: Slot, state: State, fault: Fault | None) -> State:
@@ -143,6 +143,7 @@ def _spoil(slot: Slot, state: State, fault: Fault | None) -> State:
     if fault.action is Action.TRUNCATE:
         return State.CORRUPT
     fault.flip(slot.payload)
+    slot.seen = None
     if fault.recompute:
         refit_checksum(slot.header, slot.payload)
     return state

@@ -47,8 +47,14 @@ def make_header(key: BlockKey, payload: memoryview, tagger: Tagger) -> bytes:
     return _pack(key, payload.nbytes, checksum(payload), tagger.keyed, tag)
 
 
-def inspect(header: bytes | memoryview, key: BlockKey, payload: memoryview, tagger: Tagger) -> Damage | None:
-    """Compare header and payload with what `key` promises; None: all is well. Reads all of the payload."""
+def inspect(
+    header: bytes | memoryview, key: BlockKey, payload: memoryview, tagger: Tagger, seen: int | None = None
+) -> Damage | None:
+    """Compare header and payload with what `key` promises; None: all is well.
+
+    `seen` is the payload's checksum where somebody has computed it from the bytes as they lie there now. Without it, or
+    with a key, all of the payload is read.
+    """
     magic, version, flags, part, zero, length, promised, digest, tag = _LAYOUT.unpack(header)
     if (magic, version, flags, zero) != (_MAGIC, _VERSION, _KEYED if tagger.keyed else 0, 0):
         return Damage.HEADER
@@ -56,9 +62,14 @@ def inspect(header: bytes | memoryview, key: BlockKey, payload: memoryview, tagg
         return Damage.LENGTH
     if (part, digest) != (key.part, _key_digest(key)):
         return Damage.KEY
-    if promised != checksum(payload):
+    if promised != (checksum(payload) if seen is None else seen):
         return Damage.CHECKSUM
     return None if tagger.matches(tag, key.namespace, key.prefix_hash, payload, key.part) else Damage.TAG
+
+
+def promised_checksum(header: bytes) -> int:
+    """The payload's checksum, as a header has it."""
+    return int(_LAYOUT.unpack(header)[6])
 
 
 def refit_checksum(header: memoryview | bytearray, payload: bytes | bytearray | memoryview) -> None:

@@ -211,8 +211,9 @@ class KvStoreLease:
         except PandoError as error:
             get_logger().warning("leased objects cannot be read", num_objects=len(reads), error=error.message)
         else:
-            for number, hit in zip(job.numbers, job.hits, strict=True):
+            for number, hit, read in zip(job.numbers, job.hits, reads, strict=True):
                 wanted[number].header[:] = part.header(hit)
+                wanted[number].seen = read.source.checksum  # what the transport has found
                 answers[number] = State.HIT
 
 

@@ -117,7 +117,7 @@ class Staging:
         if in_place is not None:
             found = [in_place.find(block.payload) for block in wave]
             if None not in found:
-                sums = await self._in_thread(lambda: [checksum(block.payload) for block in wave])
+                sums = await self._sums(wave)
                 extents = [_with_checksum(e, s) for e, s in zip(found, sums, strict=True) if e is not None]
                 return Offered(extents, in_place.transports.endpoints(), in_place.incarnation)
         return await self._stage(wave, deadline_s)
@@ -142,9 +142,7 @@ class Staging:
         if runs is None:
             return None
         try:
-            sums = await self._in_thread(
-                lambda: [_copy(b.payload, arena.view(r)) for b, r in zip(wave, runs, strict=True)]
-            )
+            sums = await self._in_thread(lambda: [_copy(b, arena.view(r)) for b, r in zip(wave, runs, strict=True)])
         except BaseException:
             self.give_back(Offered((), (), 0, runs))
             raise
@@ -189,6 +187,13 @@ class Staging:
                 self._transports = transports
             return self._transports, self._arena
 
+    async def _sums(self, wave: Sequence[SealedBlock]) -> list[int]:
+        """Checksums of payloads; computed where nobody has done so."""
+        known = [block.checksum for block in wave if block.checksum is not None]
+        if len(known) == len(wave):
+            return known
+        return await self._in_thread(lambda: [checksum(block.payload) for block in wave])
+
     async def _in_thread(self, work: Callable[[], list[int]]) -> list[int]:
         """Run it in a thread, and do not leave before the thread has, not even when cancelled."""
         future = asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -200,10 +205,10 @@ class Staging:
             raise
 
 
-def _copy(payload: memoryview, page: memoryview) -> int:
-    """Copy and return the checksum of the copy, outside the interpreter lock."""
-    np.copyto(np.frombuffer(page, np.uint8), np.frombuffer(payload, np.uint8))
-    return checksum(page)
+def _copy(block: SealedBlock, page: memoryview) -> int:
+    """Copy a payload outside the interpreter lock and return its checksum."""
+    np.copyto(np.frombuffer(page, np.uint8), np.frombuffer(block.payload, np.uint8))
+    return checksum(page) if block.checksum is None else block.checksum
 
 
 def _with_checksum(extent: Extent, value: int) -> Extent:

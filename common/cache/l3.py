@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 HEADER_BYTES = 64
 """Bytes that stand before every payload in a store: a multiple of 64, so that payloads stay aligned."""
@@ -63,9 +63,10 @@ class PutState(StrEnum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True)
-class BlockKey:
+class BlockKey(NamedTuple):
     """Name of a block: equal keys mean equal bytes, different settings mean different keys.
+
+    A tuple, since every lookup makes hundreds of them: half the time of a frozen dataclass, a quarter with its hash.
 
     Attributes:
         namespace: digest of everything but tokens that decides the bytes (`common.kv.hashing.namespace`), 1..64 bytes.
@@ -159,14 +160,16 @@ class SealedBlock:
         key: where it goes.
         header: exactly HEADER_BYTES bytes.
         payload: contiguous bytes; must not change until the put returns.
+        checksum: xxh3-64 of the payload; None: nobody has computed it yet.
     """
 
     key: BlockKey
     header: bytes
     payload: memoryview
+    checksum: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Slot:
     """Where one object of a lease shall land.
 
@@ -174,11 +177,13 @@ class Slot:
         index: of the key in the lookup.
         header: writable, exactly HEADER_BYTES bytes.
         payload: writable and contiguous, exactly the payload's bytes.
+        seen: set by a backend that has hashed what landed: its xxh3-64, so that nobody need do that twice.
     """
 
     index: int
     header: memoryview
     payload: memoryview
+    seen: int | None = None
 
 
 class BackendLease(Protocol):
@@ -191,8 +196,8 @@ class BackendLease(Protocol):
     async def read(self, wanted: Sequence[Slot], deadline_s: float) -> list[State]:
         """As `Lease.read`, with these answers.
 
-        HIT: the object was exactly header + payload long and was copied in full; nobody looked inside. CORRUPT: the
-        object has another length. The rest as in `Lease.read`.
+        HIT: the object was exactly header + payload long and was copied in full; nobody looked inside, or `Slot.seen`
+        says what was found. CORRUPT: the object has another length. The rest as in `Lease.read`.
         """
 
     async def close(self) -> None:

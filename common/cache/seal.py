@@ -111,21 +111,22 @@ class SealedL3:
     async def lookup(self, keys: Sequence[BlockKey], deadline_s: float) -> Lease:
         """See `L3.lookup`; keys that failed lately, and all keys while the store is left alone, are ERROR at once."""
         now_s = self._clock()
-        asked = [index for index, key in enumerate(keys) if not self._failed.has(key, now_s)]
+        asked = self._askable(keys, now_s)
         lease = SealedLease(self, keys)
         if not asked or not self._lookups.admit(now_s) or not self._reads.admit(now_s):
             return lease
-        found = await _within(
-            deadline_s, self._backend.lookup([self._sealer.stored(keys[index]) for index in asked], deadline_s)
-        )
+        wanted = self._sealer.stored_all(keys if len(asked) == len(keys) else [keys[index] for index in asked])
+        found = await _within(deadline_s, self._backend.lookup(wanted, deadline_s))
         states = [State.ERROR] * len(asked) if found is None else found.states
         lease.fill(asked, states, found)
-        answered = any(state is not State.ERROR for state in states)
+        kinds = set(states)
+        answered = bool(kinds - {State.ERROR})
         self._report(self._lookups, answered)
-        if answered and State.HIT not in states:  # no read will follow, which would close the reads' breaker
+        if answered and State.HIT not in kinds:  # no read will follow, which would close the reads' breaker
             self._reads.succeeded()
-        for index, state in zip(asked, states, strict=True):
-            self.remember(keys[index], state)
+        if not _REMEMBERED.isdisjoint(kinds):
+            for index, state in zip(asked, states, strict=True):
+                self.remember(keys[index], state)
         return lease
 
     async def put(self, blocks: Sequence[tuple[BlockKey, memoryview]], deadline_s: float) -> list[PutState]:
@@ -187,6 +188,12 @@ class SealedL3:
         """Do not ask for a key again soon, if that is what its answer means."""
         if state in _REMEMBERED:
             self._failed.add(key, self._clock())
+
+    def _askable(self, keys: Sequence[BlockKey], now_s: float) -> Sequence[int]:
+        """Indices of keys that have not failed lately."""
+        if not len(self._failed):
+            return range(len(keys))
+        return [index for index, key in enumerate(keys) if not self._failed.has(key, now_s)]
 
     async def _condemn(self, keys: Sequence[BlockKey], damage: dict[int, Damage]) -> None:
         """Count, log and discard damaged blocks."""

@@ -1,4 +1,5 @@
-"""Seals and inspects batches of blocks, in threads: hashing costs more than reading from memory.
+"""Seals and inspects batches of blocks, in threads: hashing costs more than reading from memory. What is little is done
+at once, for a thread costs more than that.
 
 It knows the tag key, and so the names under which a store keeps what is sealed with it. It knows no store.
 """
@@ -9,10 +10,13 @@ import hashlib
 import struct
 from collections.abc import Sequence
 
-from common.cache.header import Damage, inspect, make_header
+from common.cache.header import Damage, inspect, make_header, promised_checksum
 from common.cache.l3 import BlockKey, SealedBlock, Slot, State
 from common.cache.threads import IoThreads, Job
 from common.transport.tag import Tagger
+
+_AT_ONCE_BYTES = 128 * 1024
+_MAX_SPACES = 64
 
 
 class Sealer:
@@ -21,15 +25,26 @@ class Sealer:
     def __init__(self, tagger: Tagger, num_threads: int) -> None:
         self._tagger = tagger
         self._threads = IoThreads("l3-seal", num_threads)
+        self._spaces: dict[bytes, bytes] = {}
 
     def space(self, namespace: bytes) -> bytes:
         """Namespace under which a store keeps blocks of `namespace` sealed with this key."""
-        length = struct.pack("<I", len(namespace))
-        return hashlib.sha256(b"pando-l3-space-1" + self._tagger.key_id + length + namespace).digest()
+        space = self._spaces.get(namespace)
+        if space is None:
+            if len(self._spaces) >= _MAX_SPACES:
+                self._spaces.clear()
+            fields = self._tagger.key_id + struct.pack("<I", len(namespace)) + namespace
+            space = self._spaces[namespace] = hashlib.sha256(b"pando-l3-space-1" + fields).digest()
+        return space
 
     def stored(self, key: BlockKey) -> BlockKey:
         """Key under which a store keeps a block sealed with this key."""
         return BlockKey(self.space(key.namespace), key.prefix_hash, key.part)
+
+    def stored_all(self, keys: Sequence[BlockKey]) -> list[BlockKey]:
+        """As `stored`, for each."""
+        space = self.space
+        return [BlockKey(space(key.namespace), key.prefix_hash, key.part) for key in keys]
 
     async def seal(self, blocks: Sequence[tuple[BlockKey, memoryview]], deadline_s: float) -> list[SealedBlock] | None:
         """Blocks as a store takes them, under their stored keys; None when time is up."""
@@ -39,10 +54,12 @@ class Sealer:
             header = make_header(*blocks[number], self._tagger)
             job.commit(lambda: headers.__setitem__(number, header))
 
-        if not await self._threads.for_each(range(len(blocks)), make, deadline_s):
+        if sum([payload.nbytes for _, payload in blocks]) <= _AT_ONCE_BYTES:
+            headers = [make_header(key, payload, self._tagger) for key, payload in blocks]
+        elif not await self._threads.for_each(range(len(blocks)), make, deadline_s):
             return None
         return [
-            SealedBlock(self.stored(key), header, payload.cast("B"))
+            SealedBlock(self.stored(key), header, payload.cast("B"), promised_checksum(header))
             for (key, payload), header in zip(blocks, headers, strict=True)
         ]
 
@@ -63,21 +80,32 @@ class Sealer:
         """
         damage = {number: Damage.LENGTH for number, state in enumerate(states) if state is State.CORRUPT}
         landed = [number for number, state in enumerate(states) if state is State.HIT]
-        for number in landed:
-            states[number] = State.ERROR
 
         def judge(number: int, found: Damage | None) -> None:
             states[number] = State.HIT if found is None else State.CORRUPT
             if found is not None:
                 damage[number] = found
 
-        def look(job: Job, number: int) -> None:
+        def look(number: int) -> Damage | None:
             slot = slots[number]
-            found = inspect(slot.header, keys[number], slot.payload, self._tagger)
+            return inspect(slot.header, keys[number], slot.payload, self._tagger, slot.seen)
+
+        def look_in_thread(job: Job, number: int) -> None:
+            found = look(number)
             job.commit(lambda: judge(number, found))
 
-        await self._threads.for_each(landed, look, deadline_s)
+        if self._num_unread([slots[number] for number in landed]) <= _AT_ONCE_BYTES:
+            for number in landed:
+                judge(number, look(number))
+            return damage
+        for number in landed:
+            states[number] = State.ERROR
+        await self._threads.for_each(landed, look_in_thread, deadline_s)
         return damage
+
+    def _num_unread(self, slots: Sequence[Slot]) -> int:
+        """Bytes that an inspection has to read."""
+        return sum([slot.payload.nbytes for slot in slots if self._tagger.keyed or slot.seen is None])
 
     def close(self) -> None:
         """End the threads; later batches have no time."""

@@ -54,6 +54,15 @@ class Movers:
         finally:
             self._slots.release()
 
+    def run_here(self, job: Job) -> None:
+        """Run a job that takes less time than handing it to a thread would; the loop waits for it.
+
+        Raises:
+            PeerLost: the pool closed.
+        """
+        self._check_open()
+        job.run()
+
     async def close(self) -> None:
         """Abort all jobs and end the threads; callers of running and waiting jobs get PeerLost."""
         self._closed = True

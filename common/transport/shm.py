@@ -9,6 +9,8 @@ at the end. A *frozen* owner changes nothing: its memory stays as it was lent, s
 
 Why not /proc/<pid>/fd: it needs ptrace rights and a common pid namespace, and a recycled pid is another process.
 
+What is little and mapped already is copied on the caller's loop, for a thread would take longer.
+
 Bounds: `num_threads` copies at once, `_MAX_ATTACHED` mappings per reader, `_MAX_PEERS` connections per owner.
 """
 
@@ -25,6 +27,8 @@ from common.transport.region import Region
 from common.transport.segments import Segments
 from common.transport.shm_reader import Attachments, CopyJob
 from common.transport.shm_server import Address, ShmServer
+
+_AT_ONCE_BYTES = 128 * 1024
 
 
 class ShmTransport:
@@ -72,7 +76,10 @@ class ShmTransport:
         address = Address.unpack(peer.descriptor)
         if reads:
             job = CopyJob(self._attached, address, peer.incarnation, reads, self._between_chunks)
-            await self._movers.run(job, deadline_s)
+            if deadline_s > 0 and self._between_chunks is None and job.is_quick(_AT_ONCE_BYTES):
+                self._movers.run_here(job)
+            else:
+                await self._movers.run(job, deadline_s)
 
     async def close_peer(self, peer: Endpoint) -> None:
         """Drop the mappings of a peer's regions."""

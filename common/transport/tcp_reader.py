@@ -14,7 +14,7 @@ from common.base.errors import Leg, PandoError, PeerLost
 from common.transport import wire
 from common.transport.address import Address
 from common.transport.base import Read
-from common.transport.tcp_stream import STATUS, receive_exactly, receive_into
+from common.transport.tcp_stream import STATUS, receive_exactly, receive_hashed
 
 _CONNECT_TIMEOUT_S = 2.0
 _MAX_IDLE = 64
@@ -146,10 +146,9 @@ class ReadJob:
             if place:
                 status = receive_exactly(connection, STATUS.size)
             wire.raise_for(STATUS.unpack(status)[0])
-            target = read.target.cast("B")
-            receive_into(connection, target)
+            found = receive_hashed(connection, read.target.cast("B"))
             wire.raise_for(STATUS.unpack(receive_exactly(connection, STATUS.size))[0])
-            wire.verify(read.source, target)
+            wire.check_sum(read.source, found)
 
     def _hang_up(self) -> None:
         with self._lock:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from common.base.errors import InvalidRequest, PandoError, StaleIncarnation
 from common.transport import wire
+from common.transport.checksum import CHUNK_BYTES
 from common.transport.segments import Lent, Segments
 from common.transport.tcp_stream import STATUS, receive_exactly
 
-_CHUNK_BYTES = 256 * 1024
 _HELLO_TIMEOUT_S = 2
 _IDLE_TIMEOUT_S = 60
 _SEND_TIMEOUT_S = 30
@@ -126,22 +126,25 @@ class TcpServer:
             return False
         try:
             for want in wants:
-                self._send(connection, self._segments.lend(want))
+                self._send(connection, self._segments.lend(want), 0 if want is wants[-1] else socket.MSG_MORE)
         except PandoError as error:
             _send_status(connection, wire.status_of(error))
             return False
         return True
 
-    def _send(self, connection: socket.socket, lent: Lent) -> None:
-        """Status, payload, status. Raises LeaseLost if the extent was reused while it was being sent."""
+    def _send(self, connection: socket.socket, lent: Lent, flags: int) -> None:
+        """Status, payload, status. Raises LeaseLost if the extent was reused while it was being sent.
+
+        `flags` for the last: whether more will follow at once.
+        """
         connection.sendall(STATUS.pack(wire.Status.OK), socket.MSG_MORE)
         data = lent.data
-        for start in range(0, lent.length, _CHUNK_BYTES):
-            connection.sendall(data[start : start + _CHUNK_BYTES], socket.MSG_MORE)
+        for start in range(0, lent.length, CHUNK_BYTES):
+            connection.sendall(data[start : start + CHUNK_BYTES], socket.MSG_MORE)
             if self._between_chunks is not None:
                 self._between_chunks()
         lent.check_generation()
-        _send_status(connection, wire.Status.OK)
+        _send_status(connection, wire.Status.OK, flags)
 
 
 def _limit(connection: socket.socket, first_timeout_s: int) -> None:
@@ -156,5 +159,5 @@ def _set_timeout(connection: socket.socket, option: int, seconds: int) -> None:
     connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", seconds, 0))
 
 
-def _send_status(connection: socket.socket, status: wire.Status) -> None:
-    connection.sendall(STATUS.pack(status))
+def _send_status(connection: socket.socket, status: wire.Status, flags: int = 0) -> None:
+    connection.sendall(STATUS.pack(status), flags)

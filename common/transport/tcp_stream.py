@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import struct
 
+from common.transport.checksum import CHUNK_BYTES, Running
+
 STATUS = struct.Struct("<I")
 """One `wire.Status`, as sent before and after each payload."""
 
@@ -24,3 +26,13 @@ def receive_into(connection: socket.socket, target: memoryview) -> None:
         if count == 0:
             raise ConnectionResetError("the peer hung up")
         received += count
+
+
+def receive_hashed(connection: socket.socket, target: memoryview) -> int:
+    """As `receive_into`; returns the checksum, taken of each chunk while it is in the cache."""
+    found = Running()
+    for start in range(0, len(target), CHUNK_BYTES):
+        chunk = target[start : start + CHUNK_BYTES]
+        receive_into(connection, chunk)
+        found.add(chunk)
+    return found.value

@@ -150,7 +150,11 @@ def unpack_wants(data: bytes | memoryview, count: int) -> list[Extent]:
 
 def verify(extent: Extent, data: memoryview) -> None:
     """Check arrived bytes against the owner's promise. Raises BlockCorrupt."""
-    found = checksum(data)
+    check_sum(extent, checksum(data))
+
+
+def check_sum(extent: Extent, found: int) -> None:
+    """Check the checksum of arrived bytes against the owner's promise. Raises BlockCorrupt."""
     if found != extent.checksum:
         raise BlockCorrupt(
             f"{extent.length} bytes at {extent.offset} of segment {extent.segment} have checksum {found:#x}, "
