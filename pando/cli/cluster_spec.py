@@ -103,6 +103,7 @@ class ClusterOptions:
         registry_address: host:port of the embedded registry.
         store: the KV store behind the workers; None for none.
         worker_flags, router_flags, gateway_flags: further flags of these services.
+        router_ports: a router for each.
         settings: (section, key, value) for all services.
         drain_s: how long the services drain, by the settings that they will read.
     """
@@ -115,7 +116,7 @@ class ClusterOptions:
     decode_workers: int = 1
     host: str = "127.0.0.1"
     port: int = 30000
-    router_port: int = 50051
+    router_ports: tuple[int, ...] = (50051,)
     registry_command: tuple[str, ...] = ()
     registry_address: str = ""
     store: StoreOptions | None = None
@@ -135,14 +136,14 @@ class ClusterOptions:
 def build_spec(options: ClusterOptions) -> ClusterSpec:
     """The processes that serve `options`, in start order."""
     reach = "127.0.0.1" if options.host in ("0.0.0.0", "::") else options.host
-    router = f"127.0.0.1:{options.router_port}"
+    routers = [f"127.0.0.1:{port}" for port in options.router_ports]
     url = f"http://{reach}:{options.port}"
     services = [*_registry(options), *_store(options), *_workers(options)]
-    services += [_router(options), _gateway(options, router, url)]
+    services += [*_routers(options), _gateway(options, ",".join(routers), url)]
     return ClusterSpec(
         services=tuple(services),
         url=url,
-        router=router,
+        router=routers[0],
         registry=options.registry,
         environment={**COMPUTE_ENVIRONMENT, **settings_environment(options.settings)},
         start_timeout_s=options.start_timeout_s,
@@ -199,13 +200,23 @@ def _workers(options: ClusterOptions) -> list[ServiceSpec]:
     ]
 
 
-def _router(options: ClusterOptions) -> ServiceSpec:
-    flags = ("--host", "127.0.0.1", "--port", str(options.router_port), "--model-path", options.model_path)
-    argv = (options.python, "-m", "services.router", *flags, "--registry.url", options.registry, *options.router_flags)
-    return ServiceSpec("router", argv, ROUTER_LAYER, Probe("log"), options.grace_s)
+def _routers(options: ClusterOptions) -> list[ServiceSpec]:
+    ports = options.router_ports
+    names = ["router"] if len(ports) == 1 else [f"router-{index}" for index in range(len(ports))]
+    shared = ("--model-path", options.model_path, "--registry.url", options.registry, *options.router_flags)
+    return [
+        ServiceSpec(
+            name,
+            (options.python, "-m", "services.router", "--host", "127.0.0.1", "--port", str(port), *shared),
+            ROUTER_LAYER,
+            Probe("log"),
+            options.grace_s,
+        )
+        for name, port in zip(names, ports, strict=True)
+    ]
 
 
-def _gateway(options: ClusterOptions, router: str, url: str) -> ServiceSpec:
-    flags = ("--host", options.host, "--port", str(options.port), "--router-address", router, *options.gateway_flags)
+def _gateway(options: ClusterOptions, routers: str, url: str) -> ServiceSpec:
+    flags = ("--host", options.host, "--port", str(options.port), "--router-address", routers, *options.gateway_flags)
     argv = (options.python, "-m", "services.gateway", *flags)
     return ServiceSpec("gateway", argv, GATEWAY_LAYER, Probe("http", f"{url}/ready"), options.grace_s)

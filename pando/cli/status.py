@@ -31,7 +31,7 @@ def status(run_dir: Path, *, as_json: bool) -> int:
         print(json.dumps({"state": "down", "failure": failure}) if as_json else text)
         return FAILED
     ready = answers_http(f"{state.url}/ready")
-    reply = ask_router(state.router)
+    reply = next(filter(None, map(ask_router, routers(state))), None)
     workers = list_workers(reply) if reply is not None else None
     advice = reply.role_advice if reply is not None else ""
     if as_json:
@@ -42,6 +42,12 @@ def status(run_dir: Path, *, as_json: bool) -> int:
         if advice:
             console.print(f"role controller: {advice}", highlight=False)
     return 0 if ready else FAILED
+
+
+def routers(state: ClusterState) -> list[str]:
+    """host:port of every router, the first one's first."""
+    others = [one.address for one in state.services if one.name.startswith("router-") and one.address]
+    return [state.router, *(address for address in others if address != state.router)]
 
 
 def ask_router(address: str) -> inference_pb2.ListWorkersResponse | None:

@@ -44,13 +44,14 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(slots=True, frozen=True)
 class UpRequest:
-    """What the user asked for; 0 for a port picks a free one."""
+    """What the user asked for; 0 for a port picks a free one, and routers after the first always take one."""
 
     model_path: Path
     run_dir: Path = Path("run")
     profile: Literal["pd", "unified"] = "pd"
     prefill_workers: int = 1
     decode_workers: int = 1
+    routers: int = 1
     host: str = "127.0.0.1"
     port: int = 30000
     router_port: int = 50051
@@ -92,10 +93,11 @@ def make_spec(request: UpRequest, folder: RunFolder) -> ClusterSpec:
     if request.host not in LOOPBACK:
         fix = "listen on 127.0.0.1 and put a proxy with TLS and authentication in front"
         raise CliError(f"--host {request.host} is not loopback", fix=fix, code=BAD_INPUT)
-    if min(request.prefill_workers, request.decode_workers) < 1:
-        raise CliError("a cluster needs at least one worker of each kind", code=BAD_INPUT)
+    if min(request.prefill_workers, request.decode_workers, request.routers) < 1:
+        raise CliError("a cluster needs at least one worker of each kind and a router", code=BAD_INPUT)
     port = claim(request.port, request.host, "--port")
     router_port = claim(request.router_port, "127.0.0.1", "--router-port")
+    router_ports = (router_port, *(free_port() for _ in range(request.routers - 1)))
     registry_port = 0 if request.registry else free_port()
     command = registry_command(registry_port, folder.registry) if registry_port else ()
     return build_spec(
@@ -110,7 +112,7 @@ def make_spec(request: UpRequest, folder: RunFolder) -> ClusterSpec:
             decode_workers=request.decode_workers,
             host=request.host,
             port=port,
-            router_port=router_port,
+            router_ports=router_ports,
             store=store_options(request, folder),
             worker_flags=request.worker_flags,
             router_flags=request.router_flags,

@@ -26,7 +26,7 @@ OPTIONS = ClusterOptions(
     prefill_workers=2,
     decode_workers=3,
     port=8000,
-    router_port=8001,
+    router_ports=(8001,),
     settings=(("worker", "chunked_prefill_size", "64"), ("log", "level", "debug")),
 )
 SETTINGS = {
@@ -111,6 +111,14 @@ def test_router_and_gateway_understand_their_flags_and_meet():
     assert (gateway.host, gateway.port, gateway.router_address) == ("127.0.0.1", 8000, "127.0.0.1:8001")
     assert spec.url == "http://127.0.0.1:8000"
     assert service(spec, "gateway").probe.target == "http://127.0.0.1:8000/ready"
+
+
+def test_the_gateway_knows_all_routers():
+    spec = build_spec(replace(OPTIONS, router_ports=(8001, 8002)))
+    assert [one.name for one in spec.services if one.layer == 3] == ["router-0", "router-1"]
+    assert [parse(service(spec, name).argv).router.port for name in ("router-0", "router-1")] == [8001, 8002]
+    assert parse(service(spec, "gateway").argv).gateway.router_address == "127.0.0.1:8001,127.0.0.1:8002"
+    assert spec.router == "127.0.0.1:8001"
 
 
 def test_an_external_registry_is_not_started():

@@ -21,7 +21,7 @@ from common.base.errors import (
     Unsupported,
 )
 from services.router.policy import Exclusions
-from services.router.retry import Retries
+from services.router.retry import Retries, blames
 
 D, P = ("d", 1), ("p", 1)
 
@@ -70,6 +70,40 @@ def test_the_last_word_when_nobody_is_left() -> None:
     lost = PeerLost("x")
     retries.failed(lost, D, P)
     assert retries.nobody_left() is lost
+
+
+def test_attempts_are_counted_in_a_row_without_a_token() -> None:
+    retries = Retries(2)
+    for number in range(1, 9):
+        retries.failed(PeerLost("x"), D, P, progressed=True)
+        assert retries.attempt == number and retries.exclusions.decode == {D}
+    with pytest.raises(PeerLost):
+        retries.failed(PeerLost("x"), D, P)
+
+
+def test_progress_forgives_who_failed_before() -> None:
+    retries = Retries(9)
+    retries.failed(PeerLost("x"), ("other", 1), P)
+    retries.failed(HandoffAborted("x", leg=Leg.PREFILL), D, P, progressed=True)
+    assert retries.exclusions == Exclusions(set(), {P}, D)
+
+
+@pytest.mark.parametrize(
+    ("error", "blamed"),
+    [
+        (PeerLost, True),
+        (HandoffAborted, True),
+        (Internal, True),
+        (BlockCorrupt, True),
+        (Overloaded, False),
+        (Draining, False),
+        (Cancelled, False),
+        (InvalidRequest, False),
+        (DeadlineExceeded, False),
+    ],
+)
+def test_only_what_a_worker_did_wrong_is_held_against_it(error: type[PandoError], blamed: bool) -> None:
+    assert blames(error("x")) is blamed
 
 
 def test_the_forgiven_may_serve_again() -> None:
