@@ -1,22 +1,22 @@
 """How a worker is picked: by cost (the prefix policy), or by one of the plain rules it is compared with.
 
 Decode is chosen first. Its prompt is computed by a prefill worker when the part that decode lacks is worth the trip and
-decode may not, or would be slower, doing it itself. Pure: the situation and the candidates in, a plan out.
+decode may not, or would be slower, doing it itself. Pure: the situation in, a plan out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 
-from services.router.costs import Situation, price_decode, price_prompt
-from services.router.policy import Candidate, Exclusions, Plan, Quote, Source
+from services.router.costs import Situation, Standing, price_decode, price_prompt
+from services.router.policy import Exclusions, Plan, Quote, Source
 from services.router.prefix_view import WorkerKey
 
 POLICIES = ("prefix", "round_robin", "least_loaded", "random")
 
-Rank = Callable[[Quote], float]
-"""Lower is better; equal ones go round."""
+_total_s = attrgetter("total_s")
 
 
 @dataclass(slots=True, frozen=True)
@@ -36,37 +36,61 @@ class Rules:
     max_sources: int
 
 
-def choose(picker: Picker, candidates: Sequence[Candidate], excluded: Exclusions) -> Plan | None:
+def choose(picker: Picker, excluded: Exclusions) -> Plan | None:
     """Place a task; None when no worker can decode."""
     situation = picker.situation
-    able = [worker for worker in candidates if worker.can_decode and worker.key not in excluded.decode]
-    able = [worker for worker in able if worker.key == excluded.keep_decode] or able
+    able = [one for one in situation.standings if one.candidate.can_decode and one.candidate.key not in excluded.decode]
+    if excluded.keep_decode is not None:
+        able = [one for one in able if one.candidate.key == excluded.keep_decode] or able
     if not able:
         return None
-    able_prefill = [one for one in candidates if one.can_prefill and one.key not in excluded.prefill]
-    prompts = [price_prompt(situation, one) for one in able_prefill]
-    quotes, ways = [], {}
-    for worker in able:
-        way = _way(picker, worker, prompts)
-        quote = _decode_quote(situation, worker, way)
-        ways[worker.key] = way
-        quotes.append(quote)
+    prompts = _Prompts(picker, excluded.prefill)
+    ways = [_way(prompts, worker) for worker in able]
+    quotes = [
+        price_decode(situation, worker, way.prompt, remote=way.remote) for worker, way in zip(able, ways, strict=True)
+    ]
     chosen = picker.pick(quotes)
-    way = ways[chosen.candidate.key]
+    way = ways[next(index for index, quote in enumerate(quotes) if quote is chosen)]
     return Plan(
         decode=chosen.candidate,
         prefill=way.prompt.candidate if way.remote else None,
-        sources=_sources(situation, candidates, way.prompt.candidate, picker.rules.max_sources),
+        sources=_sources(situation, way.prompt, picker.rules.max_sources),
         prompt_tokens=way.prompt.compute_tokens,
         output_tokens=situation.task.expected_output_tokens,
         reason=way.reason,
         first_token_s=chosen.first_token_s,
         decode_quotes=quotes,
-        prefill_quotes=prompts if way.remote else (),
+        prefill_quotes=prompts.quotes if way.remote else (),
     )
 
 
-@dataclass(slots=True, frozen=True)
+class _Prompts:
+    """What the prompt would cost on each worker that may compute it, and which of them is best."""
+
+    def __init__(self, picker: Picker, excluded: Collection[WorkerKey]) -> None:
+        self.picker = picker
+        situation = picker.situation
+        able = [one for one in situation.standings if one.candidate.can_prefill and one.candidate.key not in excluded]
+        self.quotes = [price_prompt(situation, worker) for worker in able]
+        self._own = {id(quote.candidate): quote for quote in self.quotes}
+        self._best: Quote | None = None
+        self._next_best: Quote | None = None
+        if self.quotes:
+            self._best = picker.pick(self.quotes)
+            others = [quote for quote in self.quotes if quote is not self._best]
+            self._next_best = picker.pick(others) if others else None
+
+    def on(self, worker: Standing) -> Quote:
+        """The cost on one worker, whether or not it prefills for others."""
+        return self._own.get(id(worker.candidate)) or price_prompt(self.picker.situation, worker)
+
+    def best_but(self, worker: Standing) -> Quote | None:
+        """The best one on another worker."""
+        best = self._best
+        return best if best is None or best.candidate is not worker.candidate else self._next_best
+
+
+@dataclass(slots=True)
 class _Way:
     """Who computes the prompt for one decode worker."""
 
@@ -75,42 +99,22 @@ class _Way:
     reason: str
 
 
-def _way(picker: Picker, decode: Candidate, prompts: Sequence[Quote]) -> _Way:
-    situation, rules = picker.situation, picker.rules
-    landing = decode.key in situation.landing
-    own = next((quote for quote in prompts if quote.candidate.key == decode.key), None)
-    own = own or price_prompt(situation, decode)
-    if situation.uncached_tokens(decode.key) < rules.remote_min_tokens and not landing:
+def _way(prompts: _Prompts, decode: Standing) -> _Way:
+    rules = prompts.picker.rules
+    own, best = prompts.on(decode), prompts.best_but(decode)
+    uncached = prompts.picker.situation.task.num_tokens - decode.held_tokens
+    if uncached < rules.remote_min_tokens and not decode.landing:
         return _Way(own, False, "short_suffix")
-    others = [quote for quote in prompts if quote.candidate.key != decode.key]
-    if not others:
+    if best is None:
         return _Way(own, False, "no_prefill_worker")
-    if decode.can_prefill and not landing and rules.policy != "prefix":
-        return _Way(own, False, "decode_is_best")
-    best = picker.pick(others)
-    if landing:
+    if decode.landing:
         return _Way(best, True, "landing")
-    if decode.can_prefill and own.total_s <= best.total_s:
+    if decode.candidate.can_prefill and (rules.policy != "prefix" or own.total_s <= best.total_s):
         return _Way(own, False, "decode_is_best")
     return _Way(best, True, "remote")
 
 
-def _decode_quote(situation: Situation, decode: Candidate, way: _Way) -> Quote:
-    """All that decoding there costs, the prompt included."""
-    quote, prompt = price_decode(situation, decode, remote=way.remote), way.prompt
-    return replace(
-        quote,
-        compute_tokens=prompt.compute_tokens,
-        queue_s=max(quote.queue_s, prompt.queue_s) if way.remote else quote.queue_s + prompt.queue_s,
-        prefill_s=prompt.prefill_s,
-        load_s=prompt.load_s,
-        effort_s=prompt.effort_s,
-        credit_s=prompt.credit_s,
-        is_remote=way.remote,
-    )
-
-
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Picker:
     """Picks one of several quotes by the policy; `favourites` win ties, `turn` is another number for every plan."""
 
@@ -127,23 +131,24 @@ class Picker:
             case "random":
                 return quotes[_scattered(self.turn) % len(quotes)]
             case "round_robin":
-                return min(quotes, key=self._turn)
+                return min(quotes, key=_turn)
             case "least_loaded":
-                return min(quotes, key=lambda quote: (self._outstanding(quote), *self._turn(quote)))
-        best = min(quotes, key=lambda quote: quote.total_s)
+                return min(quotes, key=self._least)
+        best = min(quotes, key=_total_s)
         limit = best.total_s + self.rules.tie_ratio * best.first_token_s
-        return min([quote for quote in quotes if quote.total_s <= limit], key=self._tied)
+        tied = [quote for quote in quotes if quote.total_s <= limit]
+        return min(tied, key=self._tied) if len(tied) > 1 else best
 
     def _tied(self, quote: Quote) -> tuple[bool, bool, int, WorkerKey]:
-        return quote.is_remote, quote.candidate.key not in self.favourites, *self._turn(quote)
+        return quote.is_remote, quote.candidate.key not in self.favourites, *_turn(quote)
 
-    def _turn(self, quote: Quote) -> tuple[int, WorkerKey]:
-        key = quote.candidate.key
-        return self.situation.load(key).last_used, key
+    def _least(self, quote: Quote) -> tuple[int, int, WorkerKey]:
+        load = next(one.load for one in self.situation.standings if one.candidate is quote.candidate)
+        return load.queued_tokens + load.output_tokens, *_turn(quote)
 
-    def _outstanding(self, quote: Quote) -> int:
-        load = self.situation.load(quote.candidate.key)
-        return load.queued_tokens + load.output_tokens
+
+def _turn(quote: Quote) -> tuple[int, WorkerKey]:
+    return quote.last_used, quote.candidate.key
 
 
 def _scattered(number: int) -> int:
@@ -154,17 +159,8 @@ def _scattered(number: int) -> int:
     return mixed ^ mixed >> 31
 
 
-def _sources(
-    situation: Situation, workers: Sequence[Candidate], computing: Candidate, max_sources: int
-) -> tuple[Source, ...]:
-    matches = situation.matches
-    held = matches.get(computing.key, 0)
-    longer = [
-        Source(worker, matches[worker.key])
-        for worker in workers
-        if worker.key != computing.key and matches.get(worker.key, 0) > held
-    ]
-    longer.sort(
-        key=lambda source: (-source.num_blocks, situation.load(source.worker.key).queued_tokens, source.worker.key)
-    )
-    return tuple(longer[:max_sources])
+def _sources(situation: Situation, computing: Quote, max_sources: int) -> tuple[Source, ...]:
+    held = computing.cached_tokens
+    longer = [one for one in situation.standings if one.held_tokens > held and one.candidate is not computing.candidate]
+    longer.sort(key=lambda one: (-one.num_blocks, one.load.queued_tokens, one.candidate.key))
+    return tuple(Source(one.candidate, one.num_blocks) for one in longer[:max_sources])

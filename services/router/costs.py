@@ -3,106 +3,120 @@
 Every term is seconds, from the worker's measured pace and its open load. A match shorter than `min_match_tokens` earns
 nothing, so that a common first block does not pin all requests to whom it happened on. Blocks that other workers hold
 can be fetched when that is quicker than computing them, which is how a hot prefix spreads when its owner is busy; what
-has to be computed of a prefix that many running requests share is shared among them (`credit_s`). On a busy fleet
+has to be computed of a prefix that many generating requests share is shared among them (`credit_s`). On a busy fleet
 computing costs those who come after as well (`effort_s`), so that of two workers with equal times the one that has less
 to do for it is taken. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from services.router.load import Load
 from services.router.policy import Candidate, Quote, Task
 from services.router.popularity import Curve
-from services.router.prefix_view import WorkerKey
 from services.router.speeds import L2_BYTE_S, Pace
 
 
-@dataclass(slots=True, frozen=True)
-class Situation:
-    """All that prices depend on, gathered once per plan.
+@dataclass(slots=True)
+class Standing:
+    """One worker in one situation.
 
     Attributes:
-        matches: blocks of the prompt's head by worker, all tiers.
-        upper: those of them in L1, by worker; a worker that is not in it has all of its match there.
-        landing: workers some of whose match is still on its way to them.
-        longest: blocks of the longest match that can be fetched from some worker; 0: nothing can be.
+        held_tokens: prompt tokens that it has; never the last one.
+        num_blocks: blocks of the prompt's head that it has.
+        below_tokens: those of `held_tokens` that are in its host memory only.
+        landing: some of what it has is still on its way.
+    """
+
+    candidate: Candidate
+    load: Load
+    pace: Pace
+    held_tokens: int
+    num_blocks: int
+    below_tokens: int
+    landing: bool
+
+
+@dataclass(slots=True)
+class Situation:
+    """What all prices of one plan share.
+
+    Attributes:
+        standings: all candidates.
+        longest_tokens: what of the prompt can be fetched from some worker; 0: nothing.
+        curve: how popular the prompt's blocks are; None: not at all.
         busy_ratio: part of the workers that compute prompts which have one to compute.
     """
 
     task: Task
-    matches: Mapping[WorkerKey, int]
-    upper: Mapping[WorkerKey, int]
-    landing: Collection[WorkerKey]
-    longest: int
-    curve: Curve
-    load: Callable[[WorkerKey], Load]
-    pace: Callable[[WorkerKey], Pace]
+    standings: list[Standing]
+    longest_tokens: int
+    curve: Curve | None
+    busy_ratio: float
     now_s: float
     min_match_tokens: int
-    busy_ratio: float
-
-    def held_tokens(self, key: WorkerKey) -> int:
-        """Prompt tokens that the worker has; never the last one."""
-        return min(self.matches.get(key, 0) * self.task.block_size, self.task.num_tokens - 1)
-
-    def uncached_tokens(self, key: WorkerKey) -> int:
-        """Tokens that it lacks."""
-        return self.task.num_tokens - self.held_tokens(key)
 
 
-def price_prompt(situation: Situation, candidate: Candidate) -> Quote:
+def price_prompt(situation: Situation, worker: Standing) -> Quote:
     """The cost of the first token when this worker computes the prompt."""
-    task, key = situation.task, candidate.key
-    load, pace = situation.load(key), situation.pace(key)
-    block_size, last = task.block_size, task.num_tokens - 1
-    held = situation.held_tokens(key)
-    matched = held if held >= situation.min_match_tokens else 0
-    byte_per_token = task.block_bytes / block_size
+    task, pace = situation.task, worker.pace
+    matched = worker.held_tokens if worker.held_tokens >= situation.min_match_tokens else 0
     fetched = 0
-    if situation.longest and pace.byte_s * byte_per_token < pace.token_s:
-        reachable = min(situation.longest * block_size, last)
-        fetched = max(0, reachable - matched) if reachable >= situation.min_match_tokens else 0
-    below = max(0, matched - situation.upper.get(key, len(task.hashes)) * block_size)
-    known = matched + fetched
-    alone = _computed_alone(situation, known)
+    load_s = 0.0
+    if situation.longest_tokens or worker.below_tokens:
+        byte_per_token = task.block_bytes / task.block_size
+        if situation.longest_tokens > matched and pace.byte_s * byte_per_token < pace.token_s:
+            fetched = situation.longest_tokens - matched
+        load_s = (fetched * pace.byte_s + min(matched, worker.below_tokens) * L2_BYTE_S) * byte_per_token
+    compute_tokens = task.num_tokens - matched - fetched
+    alone = _computed_alone(situation, compute_tokens) if situation.curve else compute_tokens
     return Quote(
-        candidate,
-        cached_tokens=held,
-        compute_tokens=task.num_tokens - known,
-        queue_s=load.queue_s(pace.token_s, situation.now_s),
-        prefill_s=pace.start_s + (task.num_tokens - known) * pace.token_s,
-        load_s=(fetched * pace.byte_s + below * L2_BYTE_S) * byte_per_token,
+        worker.candidate,
+        worker.held_tokens,
+        compute_tokens,
+        queue_s=worker.load.queue_s(pace.token_s, situation.now_s),
+        prefill_s=pace.start_s + compute_tokens * pace.token_s,
+        load_s=load_s,
         effort_s=alone * pace.token_s * situation.busy_ratio,
-        credit_s=(task.num_tokens - known - alone) * pace.token_s,
+        credit_s=(compute_tokens - alone) * pace.token_s,
+        last_used=worker.load.last_used,
     )
 
 
-def price_decode(situation: Situation, candidate: Candidate, *, remote: bool) -> Quote:
-    """The cost of generating on this worker, its prompt's KV coming from elsewhere when `remote`."""
-    task, key = situation.task, candidate.key
-    load, pace = situation.load(key), situation.pace(key)
-    step_s = pace.step_s + load.num_requests * pace.request_s
-    decode_s = task.expected_output_tokens * step_s
-    moved = situation.uncached_tokens(key) * task.block_bytes / task.block_size if remote else 0.0
+def price_decode(situation: Situation, worker: Standing, prompt: Quote, *, remote: bool) -> Quote:
+    """The cost of generating on this worker, its prompt being computed as `prompt` says (elsewhere when `remote`)."""
+    task, load, pace = situation.task, worker.load, worker.pace
+    decode_s = task.expected_output_tokens * (pace.step_s + load.num_requests * pace.request_s)
+    room_s = _wait_for_room_s(task, load, decode_s)
+    transfer_s = 0.0
+    if remote:
+        transfer_s = (task.num_tokens - worker.held_tokens) * task.block_bytes / task.block_size * pace.byte_s
     return Quote(
-        candidate,
-        cached_tokens=situation.held_tokens(key),
-        queue_s=_wait_for_room_s(task, load, decode_s),
-        transfer_s=moved * pace.byte_s,
+        worker.candidate,
+        worker.held_tokens,
+        prompt.compute_tokens,
+        queue_s=max(room_s, prompt.queue_s) if remote else room_s + prompt.queue_s,
+        prefill_s=prompt.prefill_s,
+        load_s=prompt.load_s,
+        effort_s=prompt.effort_s,
+        credit_s=prompt.credit_s,
+        last_used=load.last_used,
+        transfer_s=transfer_s,
         decode_s=decode_s,
+        is_remote=remote,
     )
 
 
-def _computed_alone(situation: Situation, known: int) -> float:
-    """Tokens after `known` that count for this request alone."""
-    task = situation.task
+def _computed_alone(situation: Situation, compute_tokens: int) -> float:
+    """How many of the last `compute_tokens` of the prompt count for this request alone."""
+    task, curve = situation.task, situation.curve
+    assert curve is not None, "checked by the caller"
     num_blocks = len(task.hashes)
+    known = task.num_tokens - compute_tokens
     rest = task.num_tokens - max(known, num_blocks * task.block_size)
-    blocks = situation.curve.blocks(num_blocks) - situation.curve.blocks(min(num_blocks, known // task.block_size))
-    return max(0.0, rest + blocks * task.block_size)
+    blocks = curve.total - curve.blocks(min(num_blocks, known // task.block_size))
+    return max(0.0, min(compute_tokens, rest + blocks * task.block_size))
 
 
 def _wait_for_room_s(task: Task, load: Load, residence_s: float) -> float:
@@ -113,4 +127,4 @@ def _wait_for_room_s(task: Task, load: Load, residence_s: float) -> float:
     if load.max_context_tokens:
         wanted = load.context_tokens + task.num_tokens + task.expected_output_tokens
         over = max(over, (wanted - load.max_context_tokens) / load.max_context_tokens)
-    return max(0.0, over) * residence_s
+    return over * residence_s if over > 0 else 0.0

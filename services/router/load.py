@@ -149,7 +149,8 @@ class LoadBook:
 
     def of(self, key: WorkerKey) -> Load:
         """What the worker has to do; to be read at once, not kept."""
-        return self._loads.get(key) or Load()
+        load = self._loads.get(key)
+        return Load() if load is None else load
 
     def outstanding_tokens(self, key: WorkerKey) -> int:
         """Tokens of the open charges that the worker still has to compute."""

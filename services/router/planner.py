@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from services.router.affinity import Affinity
 from services.router.choosing import Picker, Rules, choose
-from services.router.costs import Situation
+from services.router.costs import Situation, Standing
 from services.router.load import LoadBook
 from services.router.member import Stats
 from services.router.placement import Placement, Reuse
@@ -82,7 +82,7 @@ class Planner:
         situation = self._situation(task, candidates, now_s)
         before = self._affinity.worker(task.session_id)
         picker = Picker(situation, self._rules, self._turn, task.known or (before,))
-        return choose(picker, candidates, exclusions)
+        return choose(picker, exclusions)
 
     def start(self, plan: Plan, task: Task, now_s: float) -> Placement:
         """Put a plan into force; the caller releases the placement on every path."""
@@ -158,31 +158,52 @@ class Planner:
 
     def _situation(self, task: Task, candidates: Sequence[Candidate], now_s: float) -> Situation:
         matches, upper = self.view.match_tiers(task.hashes)
-        matches.update(task.known)
         landing = set(task.landing)
+        matches.update(task.known)
         for key, (blocks, lands) in self._speculations.match(task.hashes, now_s).items():
             if blocks > matches.get(key, 0):
                 matches[key] = blocks
                 if lands:
                     landing.add(key)
+        known = _Known(matches, upper, landing)
+        standings = [self._standing(task, one, known, now_s) for one in candidates]
         longest = 0
-        if self._rules.max_sources and task.block_bytes:
-            longest = max((matches.get(one.key, 0) for one in candidates if one.key not in landing), default=0)
-        computing = [one.key for one in candidates if one.can_prefill] or [one.key for one in candidates]
-        num_busy = sum(self.load.of(key).queued_tokens > 0 for key in computing)
+        if self.config.max_sources and task.block_bytes:
+            longest = max((one.held_tokens for one in standings if not one.landing), default=0)
+        computing = [one for one in standings if one.candidate.can_prefill] or standings
+        num_busy = sum(one.load.queued_tokens > 0 for one in computing)
         return Situation(
             task=task,
-            matches=matches,
-            upper=upper,
-            landing=landing,
-            longest=longest,
+            standings=standings,
+            longest_tokens=longest if longest >= self.config.min_match_tokens else 0,
             curve=self._popularity.curve(task.hashes, max(1, len(computing))),
-            load=self.load.of,
-            pace=lambda key: self.speeds.pace(key, now_s),
+            busy_ratio=num_busy / max(1, len(computing)),
             now_s=now_s,
             min_match_tokens=self.config.min_match_tokens,
-            busy_ratio=num_busy / max(1, len(computing)),
         )
+
+    def _standing(self, task: Task, candidate: Candidate, known: _Known, now_s: float) -> Standing:
+        key = candidate.key
+        num_blocks = known.matches.get(key, 0)
+        held = min(num_blocks * task.block_size, task.num_tokens - 1)
+        return Standing(
+            candidate,
+            self.load.of(key),
+            self.speeds.pace(key, now_s),
+            held,
+            num_blocks,
+            max(0, held - known.upper.get(key, num_blocks) * task.block_size) if num_blocks else 0,
+            key in known.landing,
+        )
+
+
+@dataclass(slots=True)
+class _Known:
+    """Where a prompt's blocks are: in any tier, in L1, and who may still wait for them."""
+
+    matches: dict[WorkerKey, int]
+    upper: dict[WorkerKey, int]
+    landing: set[WorkerKey]
 
 
 @dataclass(slots=True)

@@ -65,7 +65,7 @@ class Source:
 
 @dataclass(slots=True)
 class Quote:
-    """What one worker in one role would cost, in seconds; `total_s` is their sum less the credit.
+    """What one worker in one role would cost, in seconds.
 
     Attributes:
         cached_tokens: prompt tokens that it holds, by the view.
@@ -77,30 +77,30 @@ class Quote:
         decode_s: generating beside its other requests.
         is_remote: another worker would compute the prompt.
         effort_s: what the computing costs others, by how busy the fleet is.
-        credit_s: part of the prompt's cost that running requests with the same prefix share in.
+        credit_s: part of the prompt's cost that generating requests with the same prefix share in.
+        last_used: when it was chosen last, as `Load.last_used`.
+        first_token_s: the expected time to the first token.
+        total_s: what candidates are compared by: the sum of all terms, less the credit.
     """
 
     candidate: Candidate
-    cached_tokens: int = 0
-    compute_tokens: int = 0
-    queue_s: float = 0.0
-    prefill_s: float = 0.0
-    load_s: float = 0.0
+    cached_tokens: int
+    compute_tokens: int
+    queue_s: float
+    prefill_s: float
+    load_s: float
+    effort_s: float
+    credit_s: float
+    last_used: int
     transfer_s: float = 0.0
     decode_s: float = 0.0
-    effort_s: float = 0.0
-    credit_s: float = 0.0
     is_remote: bool = False
+    first_token_s: float = field(init=False)
+    total_s: float = field(init=False)
 
-    @property
-    def first_token_s(self) -> float:
-        """The expected time to the first token."""
-        return self.queue_s + self.prefill_s + self.load_s + self.transfer_s
-
-    @property
-    def total_s(self) -> float:
-        """What candidates are compared by."""
-        return self.first_token_s + self.decode_s + self.effort_s - self.credit_s
+    def __post_init__(self) -> None:
+        self.first_token_s = self.queue_s + self.prefill_s + self.load_s + self.transfer_s
+        self.total_s = self.first_token_s + self.decode_s + self.effort_s - self.credit_s
 
 
 @dataclass(slots=True, frozen=True)

@@ -25,15 +25,19 @@ DEPTHS = _depths(1 << 16)
 class Curve:
     """What of a prompt's blocks a worker would compute for this request alone, by depth."""
 
-    __slots__ = ("_depths", "_shares", "_sums")
+    __slots__ = ("_depths", "_shares", "_sums", "total")
 
-    def __init__(self, depths: Sequence[int], shares: Sequence[float]) -> None:
-        """Blocks down to `depths[i]` (from the depth before) count `shares[i]` each; deeper ones count whole."""
+    def __init__(self, depths: Sequence[int], shares: Sequence[float], num_blocks: int) -> None:
+        """Blocks down to `depths[i]` (from the depth before) count `shares[i]` each; deeper ones count whole.
+
+        `total` is what all `num_blocks` of the prompt count.
+        """
         self._depths = depths
         self._shares = shares
         self._sums = [0.0]
         for previous, depth, share in zip((0, *depths), depths, shares, strict=False):
             self._sums.append(self._sums[-1] + (depth - previous) * share)
+        self.total = self.blocks(num_blocks)
 
     def blocks(self, head: int) -> float:
         """What the first `head` blocks count."""
@@ -70,8 +74,10 @@ class Popularity:
             else:
                 counts[name] -= 1
 
-    def curve(self, hashes: Sequence[bytes], num_workers: int) -> Curve:
-        """Each block's cost shared among the running requests that would use a copy, were they spread over all."""
+    def curve(self, hashes: Sequence[bytes], num_workers: int) -> Curve | None:
+        """Each block's cost shared among those that would use a copy, were they spread over all; None: nobody."""
+        if not hashes or hashes[0] not in self._counts:
+            return None
         marks = DEPTHS[: bisect_right(DEPTHS, len(hashes))]
         counts = [*takewhile(bool, (self._counts.get(hashes[depth - 1], 0) for depth in marks))]
-        return Curve(marks[: len(counts)], [1 / (1 + count / num_workers) for count in counts])
+        return Curve(marks[: len(counts)], [1 / (1 + count / num_workers) for count in counts], len(hashes))

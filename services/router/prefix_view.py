@@ -166,8 +166,12 @@ class PrefixView:
         upper: dict[WorkerKey, int] = {}
         alive = in_l1 = self._any_l1
         get = self._bits.get
+        before = -1
         for depth, prefix_hash in enumerate(hashes):
             bits = get(prefix_hash, 0)
+            if bits == before:
+                continue
+            before = bits
             holding = alive & (bits | bits >> 1)
             if in_l1 & ~bits:
                 self._note(upper, in_l1 & ~bits, depth)
@@ -255,8 +259,19 @@ class PrefixView:
             del self._bits[prefix_hash]
 
     def _clear(self, feed: _Feed, tiers: int = _ALL_TIERS) -> None:
-        for prefix_hash in list(feed.blocks):
-            self._remove(feed, prefix_hash, tiers)
+        if tiers != _ALL_TIERS:
+            for prefix_hash in list(feed.blocks):
+                self._remove(feed, prefix_hash, tiers)
+            return
+        table, others = self._bits, ~(_ALL_TIERS << 2 * feed.slot)
+        for prefix_hash in feed.blocks:
+            bits = table[prefix_hash] & others
+            if bits:
+                table[prefix_hash] = bits
+            else:
+                del table[prefix_hash]
+        feed.blocks = set()
+        feed.num_entries = feed.sum = 0
 
 
 def _digest(feed: _Feed) -> Digest:
