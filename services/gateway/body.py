@@ -10,11 +10,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import Request
 
 from common.base.errors import InvalidRequest
+from common.base.limits import is_deeper
 from common.base.logging import get_logger
 from services.gateway.errors import BodyTooLarge, BodyTooSlow
 
 _DISCARD_FACTOR = 4
 """A body up to this many times the limit is read before it is refused."""
+
+_MAX_DEPTH = 128
+"""Most levels of objects and arrays in a field: parts of a body are written again, and orjson writes 254 levels."""
 
 _MAX_LENGTH_DIGITS = 19
 _MAX_NAMES = 256
@@ -96,7 +100,7 @@ def parse(model: type[B], raw: bytes) -> B:
     """A typed request.
 
     Raises:
-        InvalidRequest: not JSON, not an object, or a field of the wrong type (named in `param`).
+        InvalidRequest: not JSON, not an object, or a field of the wrong type or nested too deeply (named in `param`).
     """
     try:
         value = orjson.loads(raw)
@@ -104,10 +108,19 @@ def parse(model: type[B], raw: bytes) -> B:
         raise InvalidRequest(f"the request body is not valid JSON: {error}", reason="invalid_json") from error
     if not isinstance(value, dict):
         raise InvalidRequest("the request body must be a JSON object", reason="invalid_json")
+    if raw.count(b"[") + raw.count(b"{") > _MAX_DEPTH:
+        _check_depth(value)
     try:
         return model.model_validate(value)
     except ValidationError as error:
         raise shape_error(error) from error
+
+
+def _check_depth(body: dict[str, Any]) -> None:
+    for name, value in body.items():
+        if is_deeper(value, _MAX_DEPTH):
+            param = name[:_MAX_NAME_CHARS]
+            raise InvalidRequest(f"{param}: nested deeper than {_MAX_DEPTH} levels", param=param)
 
 
 def shape_error(error: ValidationError) -> InvalidRequest:
@@ -127,9 +140,6 @@ def param_of(loc: tuple[int | str, ...]) -> str:
     return name
 
 
-def dump_json(value: Any, param: str) -> str:
-    """JSON text of a part of the body that is forwarded as it is. Raises InvalidRequest when it nests too deeply."""
-    try:
-        return orjson.dumps(value).decode()
-    except orjson.JSONEncodeError as error:
-        raise InvalidRequest(f"{param}: nested too deeply", param=param) from error
+def json_text(value: Any) -> str:
+    """Plain data, such as a part of a parsed body, as JSON."""
+    return orjson.dumps(value).decode()

@@ -10,7 +10,7 @@ from typing import Any
 
 from common.base.errors import InvalidRequest
 from pando.v1.types_pb2 import Grammar, SamplingParams
-from services.gateway.body import Body, dump_json
+from services.gateway.body import Body, json_text
 
 Json = str | dict[str, Any] | bool
 
@@ -36,8 +36,8 @@ def _text(value: Any, param: str) -> str:
     return value
 
 
-def _json(value: Any, param: str) -> str:
-    return value if isinstance(value, str) else dump_json(value, param)
+def _json(value: Any) -> str:
+    return value if isinstance(value, str) else json_text(value)
 
 
 def _choices(value: Any, param: str) -> Grammar.Choices:
@@ -55,7 +55,7 @@ def _ebnf(value: Any, param: str) -> Grammar:
 
 
 def _schema(value: Any, param: str) -> Grammar:
-    return Grammar(json_schema=_json(value, param))
+    return Grammar(json_schema=_json(value))
 
 
 def _choice(value: Any, param: str) -> Grammar:
@@ -63,7 +63,7 @@ def _choice(value: Any, param: str) -> Grammar:
 
 
 def _tag(value: Any, param: str) -> Grammar:
-    return Grammar(structural_tag=_json(value, param))
+    return Grammar(structural_tag=_json(value))
 
 
 def _any_object(value: Any, param: str) -> Grammar:

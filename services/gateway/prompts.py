@@ -7,7 +7,7 @@ from typing import Any
 
 from common.base.errors import InvalidRequest
 from pando.v1 import inference_pb2, types_pb2
-from services.gateway.body import dump_json
+from services.gateway.body import json_text
 from services.gateway.openai_types import U32_MAX, ChatMessage
 
 Prompt = str | list[int]
@@ -71,8 +71,8 @@ def chat_prompt(
     return types_pb2.ChatPrompt(
         messages=[_message(index, message) for index, message in enumerate(messages)],
         continue_final_message=continue_final_message,
-        template_kwargs_json=dump_json(template_kwargs, "chat_template_kwargs") if template_kwargs else "",
-        tools_json=dump_json(tools, "tools") if tools else "",
+        template_kwargs_json=json_text(template_kwargs) if template_kwargs else "",
+        tools_json=json_text(tools) if tools else "",
     )
 
 
@@ -83,7 +83,7 @@ def _message(index: int, message: ChatMessage) -> types_pb2.ChatMessage:
         role="tool" if message.role == "function" else message.role,
         content=_text(message.content, f"{at}.content"),
         name=message.name or "",
-        tool_calls_json=dump_json(calls, f"{at}.tool_calls") if calls else "",
+        tool_calls_json=json_text(calls) if calls else "",
         tool_call_id=message.tool_call_id or "",
     )
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-import orjson
-
 from common.base.errors import InvalidRequest
 from common.base.limits import LimitsConfig
 from pando.v1 import types_pb2
+from services.gateway.body import json_text
 from services.gateway.schemas import Schema, check_schema, check_size, closed, moved
 
 BEGIN = "<tool_call>"
@@ -76,18 +75,18 @@ class ToolUse:
         """What holds the output to calls that fit, and to `answer` otherwise. Raises InvalidRequest."""
         syntax = self.syntax(answer)
         if syntax is None:
-            return None if answer is None else types_pb2.Grammar(json_schema=_text(answer))
+            return None if answer is None else types_pb2.Grammar(json_schema=json_text(answer))
         if syntax is Syntax.TAGGED:
-            return types_pb2.Grammar(structural_tag=_text(self._tags()))
+            return types_pb2.Grammar(structural_tag=json_text(self._tags()))
         if syntax is Syntax.CALLS:
-            return types_pb2.Grammar(json_schema=_text({**self._calls(), "$defs": self._definitions()}))
+            return types_pb2.Grammar(json_schema=json_text({**self._calls(), "$defs": self._definitions()}))
         if answer is None or answer.get("type") != "object":
             raise InvalidRequest(
                 "response_format: beside tools the schema's type must be object", param="response_format"
             )
         parts = {**self._definitions(), "answer": moved(answer, "#/$defs/answer")}
         return types_pb2.Grammar(
-            json_schema=_text({"anyOf": [self._calls(), {"$ref": "#/$defs/answer"}], "$defs": parts})
+            json_schema=json_text({"anyOf": [self._calls(), {"$ref": "#/$defs/answer"}], "$defs": parts})
         )
 
     @property
@@ -124,10 +123,6 @@ def _call(tool: Tool, arguments: str) -> Schema:
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
-
-
-def _text(value: Any) -> str:
-    return orjson.dumps(value).decode()
 
 
 def read_tools(tools: Any, choice: Any, *, parallel: bool | None, limits: LimitsConfig) -> ToolUse:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -76,6 +77,36 @@ def test_no_body_is_a_server_error(client: httpx.Client, door: str, data: st.Dat
     assert response.status_code in (200, 400, 404, 501), response.text
     if response.status_code != 200:
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+PLAIN: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+    "/v1/completions": {"prompt": "a", "max_tokens": 1},
+    "/v1/responses": {"input": "a", "max_output_tokens": 1},
+    "/v1/responses/input_tokens": {"input": "a"},
+    "/generate": {"text": "a", "sampling_params": {"max_new_tokens": 1}},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [1]},
+}
+INSIDE: dict[str, str] = {
+    "messages": '[{"role": "user", "content": "a", "x": %s}]',
+    "input": '[{"role": "user", "content": "a"}, {"type": "reasoning", "summary": %s}]',
+    "tools": '[{"type": "function", "name": "f", "x": %s}]',
+    "text": '{"verbosity": %s}',
+}
+"""Fields of which a part is deep; of the others all is."""
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("depth", [126, 300])
+def test_no_depth_is_a_server_error(client: httpx.Client, door: str, depth: int) -> None:
+    for name in DOORS[door][0].model_fields:
+        fields = {key: orjson.dumps(value).decode() for key, value in PLAIN[door].items()}
+        fields[name] = INSIDE.get(name, "%s") % ("[" * depth + "]" * depth)
+        response = client.post(door, content="{" + ",".join(f'"{key}":{text}' for key, text in fields.items()) + "}")
+        assert response.status_code in (200, 400), f"{name}: {response.text}"
+        if response.status_code != 200:
+            assert response.json()["error"]["param"]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

@@ -11,8 +11,8 @@ import pytest
 import structlog
 from starlette.requests import Request
 
-from common.base.errors import InvalidRequest, PandoError
-from services.gateway.body import UnknownFields, dump_json, param_of, parse, read_body
+from common.base.errors import InvalidRequest
+from services.gateway.body import UnknownFields, json_text, param_of, parse, read_body
 from services.gateway.errors import BodyTooLarge, BodyTooSlow
 from services.gateway.native_types import GenerateBody
 from services.gateway.openai_types import ChatRequest, CompletionRequest
@@ -108,14 +108,16 @@ def test_param_leaves_out_branches_of_unions() -> None:
     assert param_of(()) == ""
 
 
-def test_forwarded_json_may_not_nest_without_end() -> None:
-    deep: Any = {}
-    for _ in range(500):
-        deep = {"a": deep}
-    with pytest.raises(PandoError) as caught:
-        dump_json(deep, "chat_template_kwargs")
-    assert caught.value.param == "chat_template_kwargs"
-    assert dump_json({"a": [1]}, "x") == '{"a":[1]}'
+@pytest.mark.parametrize("field", ["tools", "user", "unknown"])
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
+def test_what_may_be_written_again_nests_with_an_end(field: str, opening: str, closing: str) -> None:
+    def body(depth: int) -> bytes:
+        return f'{{"prompt": "{"{" * 200}", "{field}": {opening * depth}1{closing * depth}}}'.encode()
+
+    json_text([json_text(parse(CompletionRequest, body(128)).model_extra)])
+    with pytest.raises(InvalidRequest) as caught:
+        parse(CompletionRequest, body(129))
+    assert caught.value.param == field and caught.value.reason == "invalid_request"
 
 
 def test_unknown_fields_are_found_at_both_levels() -> None:
