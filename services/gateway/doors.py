@@ -60,7 +60,8 @@ class Doors:
         body = await self.read(request, CompletionRequest)
         body.check()
         prompts = split(body.prompt, "prompt", self.limits.max_prompts)
-        check_choices(len(prompts), body.num_drawn, self.limits.max_choices)
+        param = "n" if body.num_drawn == body.num_choices else "best_of"
+        check_choices(len(prompts), body.num_drawn, self.limits.max_choices, param)
         echoes = await completions.fetch_echoes(self.client, body, prompts)
         return self.exchange(completions.to_generation(body, prompts, echoes, await self.head(request, body.model)))
 
@@ -69,7 +70,7 @@ class Doors:
         body = await self.read(request, GenerateBody)
         body.check()
         prompts = body.prompts(self.limits.max_prompts)
-        check_choices(len(prompts), body.num_choices, self.limits.max_choices)
+        check_choices(len(prompts), body.num_choices, self.limits.max_choices, "sampling_params.n")
         context = context_of(request.scope)
         return self.exchange(
             native.to_generation(body, prompts, context.request_id, clock=self.clock, started_s=context.started_s)

@@ -80,7 +80,7 @@ def request_ids(request_id: str, count: int) -> list[str]:
     return [request_id] if count == 1 else [f"{request_id}-{index}" for index in range(count)]
 
 
-def check_choices(num_prompts: int, n: int, limit: int) -> None:
-    """Raises InvalidRequest when one request wants more choices than the gateway will hold."""
+def check_choices(num_prompts: int, n: int, limit: int, param: str = "n") -> None:
+    """Raises InvalidRequest when one request wants more choices than the gateway will hold; `param` asked for them."""
     if num_prompts * n > limit:
-        raise InvalidRequest(f"n: {num_prompts} prompts x {n} choices are more than {limit}", param="n")
+        raise InvalidRequest(f"{param}: {num_prompts} prompts x {n} choices are more than {limit}", param=param)

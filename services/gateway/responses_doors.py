@@ -58,7 +58,7 @@ class ResponsesDoors:
 
     async def retrieve(self, request: Request) -> Response:
         """A stored response."""
-        if request.query_params.get("stream") == "true":
+        if _one_of(request, "stream", "false", "true") == "true":
             raise InvalidRequest("stream: stored responses are not streamed again", param="stream")
         return JsonResponse(self._stored(request).document)
 
@@ -77,7 +77,7 @@ class ResponsesDoors:
         """Input items of a stored response, the latest first."""
         query = request.query_params
         items = list(self._stored(request).inputs)
-        if query.get("order", "desc") != "asc":
+        if _one_of(request, "order", "desc", "asc") == "desc":
             items.reverse()
         if (after := query.get("after")) is not None:
             items = items[_position(items, after) + 1 :]
@@ -116,6 +116,14 @@ def _position(items: Sequence[Item], item_id: str) -> int:
         if item["id"] == item_id:
             return position
     raise InvalidRequest(f"after: no item {item_id[:80]!r}", param="after")
+
+
+def _one_of(request: Request, name: str, *allowed: str) -> str:
+    """A query parameter; the first of what is allowed when it is not given. Raises InvalidRequest."""
+    value = request.query_params.get(name, allowed[0])
+    if value not in allowed:
+        raise InvalidRequest(f"{name}: must be {' or '.join(allowed)}", param=name)
+    return value
 
 
 def _page(limit: str | None) -> int:

@@ -377,3 +377,21 @@ def test_best_of_draws_more_than_it_tells(gateway: GatewayThread, target: Target
 def test_a_key_that_is_too_long_is_named_as_it_came(target: Target) -> None:
     for name in ("session_id", "prompt_cache_key"):
         assert target.refused(CHAT, {**HELLO, name: "x" * 200})["param"] == name
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {**HELLO, "n": 17}, "n"),
+        ("/v1/completions", {**PROMPT, "n": 17}, "n"),
+        ("/v1/completions", {**PROMPT, "n": 2, "best_of": 17}, "best_of"),
+        ("/generate", {"text": "hello", "sampling_params": {"n": 17}}, "sampling_params.n"),
+    ],
+)
+def test_too_many_choices_are_blamed_on_the_field_that_asked_for_them(
+    target: Target, path: str, body: dict[str, Any], param: str
+) -> None:
+    response = target.post(path, body)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == param and error["message"].startswith(f"{param}: 1 prompts x 17 choices")

@@ -229,10 +229,12 @@ def test_what_is_not_there_cannot_be_listed_cancelled_or_paged(sdk: openai.OpenA
     for act in (sdk.responses.cancel, sdk.responses.delete, sdk.responses.input_items.list):
         with pytest.raises(openai.NotFoundError):
             act("resp_none")
-    for query, param in (("limit=0", "limit"), ("limit=101", "limit"), ("limit=x", "limit"), ("after=no", "after")):
+    for query in ("limit=0", "limit=101", "limit=x", "after=no", "order=up", "order="):
         response = target.get(f"{RESPONSES}/{answer.id}/input_items?{query}")
-        assert response.status_code == 400 and response.json()["error"]["param"] == param
-    assert target.get(f"{RESPONSES}/{answer.id}?stream=true").json()["error"]["param"] == "stream"
+        assert response.status_code == 400 and response.json()["error"]["param"] == query.split("=")[0]
+    for query in ("stream=true", "stream=1", "stream="):
+        assert target.get(f"{RESPONSES}/{answer.id}?{query}").json()["error"]["param"] == "stream"
+    assert target.get(f"{RESPONSES}/{answer.id}?stream=false").json()["id"] == answer.id
 
 
 def test_failures_before_and_in_midstream(gateway: GatewayThread, sdk: openai.OpenAI) -> None:
