@@ -61,6 +61,14 @@ for _cls in _CLASSES:
     _BY_CODE.setdefault(_cls.grpc_code, _cls)
 _BY_CODE["UNAVAILABLE"] = errors.PeerLost  # a bare UNAVAILABLE comes from the channel: nobody answered
 _BY_CODE["ABORTED"] = errors.StepAborted
+_BARE = {
+    "UNAVAILABLE": "the connection was lost, or could not be made",
+    "DEADLINE_EXCEEDED": "the request's time is up",
+    "CANCELLED": "the call was cancelled",
+}
+"""What statuses mean that come from gRPC itself: its own words ("Socket closed") say nothing to users."""
+_BROKE_OFF = ("Stream removed", "RST_STREAM")
+"""gRPC's words for connections that broke and to which it gives other statuses (UNKNOWN, INTERNAL)."""
 
 
 @contextmanager
@@ -126,13 +134,17 @@ def from_detail(code: str, detail: types_pb2.ErrorDetail) -> PandoError:
     )
 
 
-def from_rpc_error(error: grpc.aio.AioRpcError, leg: Leg) -> PandoError:
-    """What a failed call means here. `leg` is the blame when the other side named none."""
+def from_rpc_error(error: grpc.aio.AioRpcError, leg: Leg, address: str = "") -> PandoError:
+    """What a failed call means here. When the other side named none, `leg` is the blame, and `address` is told."""
     code = error.code().name
     for key, value in error.trailing_metadata() or ():
         if key == METADATA_KEY and isinstance(value, bytes):
             rebuilt = from_detail(code, types_pb2.ErrorDetail.FromString(value))
             rebuilt.leg = rebuilt.leg or leg
             return rebuilt
+    details = error.details() or ""
+    if code in ("UNKNOWN", "INTERNAL") and any(words in details for words in _BROKE_OFF):
+        code = "UNAVAILABLE"
     cls = _BY_CODE.get(code, errors.Internal)
-    return cls(error.details() or code, leg=leg)
+    words = _BARE.get(code) or details or code
+    return cls(f"{address}: {words}" if address else words, leg=leg)

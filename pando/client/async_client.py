@@ -23,8 +23,9 @@ from pando.v1 import inference_pb2, inference_pb2_grpc
 class _GrpcCall:
     """One Generate call."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, target: str) -> None:
         self._call = call
+        self._target = target
         self._cancelled = False
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
@@ -33,7 +34,7 @@ class _GrpcCall:
             async for frame in self._call:
                 yield convert.chunk_from_pb(frame)
         except grpc.RpcError as error:
-            raise as_pando_error(error) from error
+            raise as_pando_error(error, self._target) from error
         except asyncio.CancelledError as error:
             if not self._cancelled:
                 raise
@@ -80,7 +81,7 @@ class AsyncClient:
         stub = self._stub()
 
         def begin(timeout_s: float) -> _GrpcCall:
-            return _GrpcCall(stub.Generate(request, timeout=timeout_s, metadata=self._metadata))
+            return _GrpcCall(stub.Generate(request, timeout=timeout_s, metadata=self._metadata), self.target)
 
         timeout_s = given.get("timeout_s", self._timeout_s)
         return AsyncStream(begin, request.request_id, request.n or 1, self._retry, timeout_s)
@@ -147,6 +148,6 @@ class AsyncClient:
             try:
                 return await method(request, timeout=left_s, metadata=self._metadata)
             except grpc.RpcError as error:
-                raise as_pando_error(error) from error
+                raise as_pando_error(error, self.target) from error
 
         return await ask(once, self._retry, self._timeout_s if timeout_s is None else timeout_s)

@@ -25,7 +25,7 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-def as_pando_error(error: grpc.RpcError) -> PandoError:
+def as_pando_error(error: grpc.RpcError, target: str) -> PandoError:
     """What a failed call means. One that nobody answered is PeerLost of the leg router."""
     # The errors of synchronous calls have the same accessors as those of grpc.aio.
-    return from_rpc_error(cast(Any, error), Leg.ROUTER)
+    return from_rpc_error(cast(Any, error), Leg.ROUTER, target)

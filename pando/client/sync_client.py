@@ -20,8 +20,9 @@ from pando.v1 import inference_pb2, inference_pb2_grpc
 class _GrpcCall:
     """One Generate call."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, target: str) -> None:
         self._call = call
+        self._target = target
 
     def chunks(self) -> Iterator[Chunk]:
         """See `Call`."""
@@ -29,7 +30,7 @@ class _GrpcCall:
             for frame in self._call:
                 yield convert.chunk_from_pb(frame)
         except grpc.RpcError as error:
-            raise as_pando_error(error) from error
+            raise as_pando_error(error, self._target) from error
 
     def cancel(self) -> None:
         """See `Call`."""
@@ -81,7 +82,7 @@ class Client:
         request = convert.generate_request(prompt, given)
 
         def begin(timeout_s: float) -> _GrpcCall:
-            return _GrpcCall(self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata))
+            return _GrpcCall(self._stub.Generate(request, timeout=timeout_s, metadata=self._metadata), self.target)
 
         timeout_s = given.get("timeout_s", self._timeout_s)
         return Stream(begin, request.request_id, request.n or 1, self._retry, timeout_s)
@@ -135,6 +136,6 @@ class Client:
             try:
                 return method(request, timeout=left_s, metadata=self._metadata)
             except grpc.RpcError as error:
-                raise as_pando_error(error) from error
+                raise as_pando_error(error, self.target) from error
 
         return ask(once, self._retry, self._timeout_s if timeout_s is None else timeout_s)

@@ -42,6 +42,8 @@ TABLE: list[tuple[type[PandoError], grpc.StatusCode, int, str]] = [
     (errors.Internal, grpc.StatusCode.INTERNAL, 500, "internal"),
 ]
 
+LOST = "the connection was lost, or could not be made"
+
 
 def rpc_error(code: grpc.StatusCode, metadata: tuple[tuple[str, bytes], ...] = (), details: str = "") -> grpc.RpcError:
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*metadata), details)
@@ -82,20 +84,26 @@ def test_legs(leg: Leg) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "cls"),
+    ("code", "details", "cls", "message"),
     [
-        (grpc.StatusCode.UNAVAILABLE, errors.PeerLost),
-        (grpc.StatusCode.ABORTED, errors.StepAborted),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, errors.DeadlineExceeded),
-        (grpc.StatusCode.CANCELLED, errors.Cancelled),
-        (grpc.StatusCode.UNKNOWN, errors.Internal),
-        (grpc.StatusCode.PERMISSION_DENIED, errors.PermissionDenied),
-        (grpc.StatusCode.UNAUTHENTICATED, errors.Internal),
+        (grpc.StatusCode.UNAVAILABLE, "Socket closed", errors.PeerLost, LOST),
+        (grpc.StatusCode.UNKNOWN, "Stream removed (ipv4:127.0.0.1:1)", errors.PeerLost, LOST),
+        (grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2", errors.PeerLost, LOST),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", errors.DeadlineExceeded, "the request's time is up"),
+        (grpc.StatusCode.CANCELLED, "Channel closed!", errors.Cancelled, "the call was cancelled"),
+        (grpc.StatusCode.ABORTED, "gone", errors.StepAborted, "gone"),
+        (grpc.StatusCode.UNKNOWN, "gone", errors.Internal, "gone"),
+        (grpc.StatusCode.PERMISSION_DENIED, "gone", errors.PermissionDenied, "gone"),
+        (grpc.StatusCode.UNAUTHENTICATED, "", errors.Internal, "UNAUTHENTICATED"),
     ],
 )
-def test_a_status_without_detail_blames_the_leg_that_was_called(code: grpc.StatusCode, cls: type[PandoError]) -> None:
-    error = from_rpc_error(rpc_error(code, details="gone"), Leg.PREFILL)  # type: ignore[arg-type]
-    assert (type(error), error.leg, error.message) == (cls, Leg.PREFILL, "gone")
+def test_a_status_without_detail_blames_the_leg_that_was_called(
+    code: grpc.StatusCode, details: str, cls: type[PandoError], message: str
+) -> None:
+    failed = rpc_error(code, details=details)
+    error = from_rpc_error(failed, Leg.PREFILL)  # type: ignore[arg-type]
+    assert (type(error), error.leg, error.message) == (cls, Leg.PREFILL, message)
+    assert from_rpc_error(failed, Leg.PREFILL, "h:1").message == f"h:1: {message}"  # type: ignore[arg-type]
 
 
 def test_other_makes_of_clients_find_the_detail_where_they_look() -> None:
