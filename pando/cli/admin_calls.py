@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import Message
 
@@ -68,6 +69,7 @@ def ask(fleet: Fleet, worker: str, method: str, fields: Mapping[str, Any]) -> li
     Raises:
         CliError: no such worker or cluster, a bad token file, or fields that are no request.
     """
+    _check_prefetch(fields.get("prefetch", {}))
     try:
         request = ParseDict(dict(fields), getattr(admin_pb2, f"{method}Request")())
         token = read_token(fleet.token_file) if fleet.token_file else ""
@@ -77,6 +79,19 @@ def ask(fleet: Fleet, worker: str, method: str, fields: Mapping[str, Any]) -> li
         raise CliError(error.message, code=BAD_INPUT) from error
     metadata = ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
     return asyncio.run(_ask(fleet, worker, _Call(method, request, metadata, fleet.timeout_s)))
+
+
+def _check_prefetch(settings: Mapping[str, str]) -> None:
+    """Raises CliError for a setting or a value that does not exist, in the words of the command line."""
+    known = admin_pb2.Prefetch.DESCRIPTOR.fields_by_name
+    for name, value in settings.items():
+        if name not in known:
+            raise CliError(f"prefetch has no setting {name!r}", fix=f"known: {', '.join(known)}", code=BAD_INPUT)
+        try:
+            ParseDict({name: value}, admin_pb2.Prefetch())
+        except ParseError as error:
+            kind = "a whole number of 0 or more" if known[name].type == FieldDescriptor.TYPE_UINT32 else "a number"
+            raise CliError(f"prefetch {name} must be {kind}, not {value!r}", code=BAD_INPUT) from error
 
 
 async def _ask(fleet: Fleet, worker: str, call: _Call) -> list[Answer]:
