@@ -39,6 +39,8 @@ from services.router.running import Ticket
 from services.router.worker_rpc import WorkerRpc
 
 Frame = inference_pb2.GenerateResponse
+MISLED_S = 1.0
+"""How long a request without a token waits for news of the roles."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -116,9 +118,14 @@ class Choice:
                 legs.release()
 
     async def _place(self) -> Placement:
-        """Choose workers and charge them; a stream that already runs waits a while for some to appear."""
+        """Choose workers and charge them; a stream that already runs waits a while for some to appear.
+
+        One that was sent to a worker without the role waits as well, but only for as long as all workers need to answer
+        which roles they have.
+        """
         desk = self._desk
-        give_up_s = desk.clock() + desk.config.migration_wait_s
+        patience_s = desk.config.migration_wait_s if self._stitch.token_ids else self._retries.is_misled * MISLED_S
+        give_up_s = desk.clock() + patience_s
         while True:
             self._ticket.check()
             task = self._task()
@@ -127,7 +134,7 @@ class Choice:
                 desk.metrics.plans.labels(chosen.reason).inc()
                 return desk.fleet.planner.start(chosen, task, desk.clock())
             left_s = min(give_up_s, self._job.deadline_s) - desk.clock()
-            if not self._stitch.token_ids or left_s <= 0:
+            if left_s <= 0:
                 raise self._retries.nobody_left()
             await desk.fleet.wait_for_change(left_s)
             if any(desk.fleet.is_ready(key) for key in self._retries.exclusions.decode):
@@ -243,12 +250,12 @@ class Choice:
         return None
 
     def _pay(self, error: PandoError) -> None:
-        """Take a retry out of the budget, but not for a worker that only said it is going down.
+        """Take a retry out of the budget, but not for a worker that only said it is going down or has another role.
 
         Raises:
             PandoError: the error itself, when the budget has none left.
         """
-        if not isinstance(error, Draining) and not self._desk.budget.take():
+        if not isinstance(error, Draining | WrongRole) and not self._desk.budget.take():
             self._desk.metrics.retries_refused.inc()
             raise error
 
@@ -258,8 +265,10 @@ class Choice:
         key = {Leg.PREFILL: prefill, Leg.DECODE: decode, Leg.NONE: decode}.get(error.leg)
         if key is not None and isinstance(error, PeerLost):
             fleet.call_failed(key)
-        elif key is not None and isinstance(error, Draining | WrongRole):
+        elif key is not None and isinstance(error, Draining):
             fleet.look_at(key)
+        elif isinstance(error, WrongRole):
+            fleet.look_around()
 
     @property
     def _leads(self) -> bool:

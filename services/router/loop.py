@@ -118,6 +118,11 @@ class Fleet:
             if member.key == key:
                 self._ping(member)
 
+    def look_around(self) -> None:
+        """Ask all workers for their state now: roles have moved."""
+        for member in self.membership.members:
+            self._ping(member)
+
     def call_failed(self, key: WorkerKey) -> None:
         """A request's call to a worker broke: it is suspect until it answers, and is asked at once."""
         self._handle(CallFailed(key))

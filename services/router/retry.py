@@ -21,6 +21,7 @@ from common.base.errors import (
     PeerLost,
     StepAborted,
     Unavailable,
+    WrongRole,
 )
 from services.router.policy import Exclusions
 from services.router.prefix_view import WorkerKey
@@ -94,6 +95,11 @@ class Retries:
             self._prefill.add(prefill)
             self._keep_decode = decode
         return leg
+
+    @property
+    def is_misled(self) -> bool:
+        """Whether the last worker had not the role it was chosen for: what is known of the roles is old."""
+        return bool(self.errors) and isinstance(self.errors[-1], WrongRole)
 
     def forgive(self) -> None:
         """Allow every worker again: nobody else is left, and they answer."""

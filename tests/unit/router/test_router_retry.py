@@ -19,6 +19,7 @@ from common.base.errors import (
     PandoError,
     PeerLost,
     Unsupported,
+    WrongRole,
 )
 from services.router.policy import Exclusions
 from services.router.retry import Retries, blames
@@ -104,6 +105,15 @@ def test_progress_forgives_who_failed_before() -> None:
 )
 def test_only_what_a_worker_did_wrong_is_held_against_it(error: type[PandoError], blamed: bool) -> None:
     assert blames(error("x")) is blamed
+
+
+def test_a_wrong_role_blames_nobody_and_says_that_news_is_due() -> None:
+    retries = Retries(4)
+    assert not retries.is_misled and not blames(WrongRole("x"))
+    retries.failed(WrongRole("x", leg=Leg.DECODE), D, None)
+    assert retries.is_misled
+    retries.failed(PeerLost("x", leg=Leg.DECODE), P, None)
+    assert not retries.is_misled
 
 
 def test_the_forgiven_may_serve_again() -> None:
