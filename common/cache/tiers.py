@@ -30,7 +30,7 @@ from common.base.failpoints import DISABLED, Failpoints, Kind, inflict
 from common.cache.background import Background
 from common.cache.config import TierPolicies, WritePolicy
 from common.kv.block_cache import BlockCache
-from common.kv.events import BlockEvent
+from common.kv.events import BlockEvent, IndexDigest
 from common.transport.region import Region
 
 LOAD, SAVE = "l2.load", "l2.save"
@@ -213,6 +213,13 @@ class Tiers:
     def take_events(self) -> list[BlockEvent]:
         """Return what changed in the indexes since the last call, in order per tier, and forget it."""
         return [event for tier in self.tiers for event in tier.cache.take_events()]
+
+    def digest(self) -> IndexDigest:
+        """What the indexes of all tiers add up to."""
+        total = IndexDigest()
+        for tier in self.tiers:
+            total = total.plus(tier.cache.digest)
+        return total
 
     def check(self) -> None:
         """Assert the conservation law and the invariants of every tier: for tests and diagnosis."""

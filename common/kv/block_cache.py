@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from common.kv.block_pool import BlockPool, Generations
-from common.kv.events import BlockEvent, EventLog
+from common.kv.events import BlockEvent, EventLog, IndexDigest
 from common.kv.eviction import EvictionPolicy
 from common.kv.radix_index import OnEvict, RadixIndex
 
@@ -202,6 +202,11 @@ class BlockCache:
     def take_events(self) -> list[BlockEvent]:
         """Return what changed in the index since the last call, in order, and forget it."""
         return self._log.take()
+
+    @property
+    def digest(self) -> IndexDigest:
+        """What the index adds up to."""
+        return self._log.digest
 
     def snapshot(self) -> list[tuple[bytes, bytes]]:
         """Return (hash, parent hash) of every indexed block, parents first; b"" is the parent of a first block."""

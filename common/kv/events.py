@@ -3,8 +3,8 @@
 Invariant: replaying everything ever taken from a log, from an empty set on, gives the set of hashes in the index. A
 reader who is too slow costs bounded memory: past the limit the log forgets its history and tells the current state
 again (a CLEARED, then a STORED per entry), which replays to the same set. Every event names its tier and speaks of that
-tier only, so the events of several tiers can be told in any mixture. Knows nothing about subscribers or sequence
-numbers.
+tier only, so the events of several tiers can be told in any mixture. What the index adds up to is kept along, so
+that a reader can find out whether it has missed something. Knows nothing about subscribers or sequence numbers.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
+
+DIGEST_MODULUS = 1 << 64
 
 
 class EventKind(StrEnum):
@@ -34,6 +36,20 @@ class BlockEvent(NamedTuple):
     tier: int = 1
 
 
+class IndexDigest(NamedTuple):
+    """What indexes add up to, whatever the order in which they were filled; digests of several tiers are added.
+
+    `sum` is that of tier * first eight bytes of the hash, little-endian, over all entries, modulo 2^64.
+    """
+
+    num_entries: int = 0
+    sum: int = 0
+
+    def plus(self, other: IndexDigest) -> IndexDigest:
+        """The digest of both."""
+        return IndexDigest(self.num_entries + other.num_entries, (self.sum + other.sum) % DIGEST_MODULUS)
+
+
 Snapshot = Callable[[], Sequence[tuple[bytes, bytes]]]
 
 
@@ -54,19 +70,31 @@ class EventLog:
         self._tier = tier
         self._events: list[BlockEvent] = []
         self._overflowed = False
+        self._num_entries = 0
+        self._sum = 0
+
+    @property
+    def digest(self) -> IndexDigest:
+        """Of the index as it is, events not yet taken included."""
+        return IndexDigest(self._num_entries, self._sum % DIGEST_MODULUS)
 
     def stored(self, block_hash: bytes, parent: bytes) -> None:
         """Note that the block after `parent` is in the index now."""
+        self._num_entries += 1
+        self._sum += self._tier * int.from_bytes(block_hash[:8], "little")
         self._append(BlockEvent(EventKind.STORED, block_hash, parent, self._tier))
 
     def removed(self, block_hash: bytes) -> None:
         """Note that a block left the index."""
+        self._num_entries -= 1
+        self._sum -= self._tier * int.from_bytes(block_hash[:8], "little")
         self._append(BlockEvent(EventKind.REMOVED, block_hash, b"", self._tier))
 
     def cleared(self) -> None:
         """Note that the index is empty now; events not yet taken no longer matter."""
         self._events = [BlockEvent(EventKind.CLEARED, tier=self._tier)]
         self._overflowed = False
+        self._num_entries = self._sum = 0
 
     def take(self) -> list[BlockEvent]:
         """Return the events since the last call and forget them."""

@@ -1,8 +1,9 @@
 """The changes of a worker's indexes, one per tier, as one numbered stream for routers.
 
 Every change gets the next `seq` of this life of the worker. A subscriber first gets a snapshot that carries the seq it
-is true at, then the events after it. One that falls too far behind is cut off and subscribes anew: the log itself
-keeps nothing.
+is true at, then the events after it, with a digest of the state that they lead to; without changes the digest comes
+again from time to time, so that a reader who lost the last message finds out. One that falls too far behind is cut off
+and subscribes anew: the log itself keeps nothing.
 """
 
 from __future__ import annotations
@@ -11,20 +12,22 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
-from common.kv.events import BlockEvent, EventKind, Snapshot
+from common.kv.events import BlockEvent, EventKind, IndexDigest, Snapshot
 
 SNAPSHOT_EVENTS_PER_BATCH = 2048
 MAX_PENDING_BATCHES = 1024
+CHECK_PERIOD_S = 1.0
 
 
 @dataclass(slots=True, frozen=True)
 class EventBatch:
-    """Events in index order; `seq` is that of the last one. `snapshot` and `snapshot_end` as in WatchResponse."""
+    """Events in index order; `seq` is that of the last one. The rest as in WatchResponse."""
 
     seq: int
     events: Sequence[BlockEvent]
     snapshot: bool = False
     snapshot_end: bool = False
+    digest: IndexDigest | None = None
 
 
 class BlockFeed:
@@ -37,14 +40,19 @@ class BlockFeed:
     def __init__(self, snapshots: Sequence[Snapshot]) -> None:
         self._snapshots = snapshots
         self._seq = 0
+        self._digest: IndexDigest | None = None
         self._subscribers: set[asyncio.Queue[EventBatch | None]] = set()
 
-    def publish(self, events: Sequence[BlockEvent]) -> None:
-        """Number events of any tiers and hand them to all subscribers; those whose queue is full are dropped."""
+    def publish(self, events: Sequence[BlockEvent], digest: IndexDigest | None = None) -> None:
+        """Number events of any tiers and hand them to all subscribers; those whose queue is full are dropped.
+
+        `digest` is that of all tiers after the events.
+        """
         if not events:
             return
         self._seq += len(events)
-        batch = EventBatch(self._seq, events)
+        self._digest = digest
+        batch = EventBatch(self._seq, events, digest=digest)
         for queue in list(self._subscribers):
             try:
                 queue.put_nowait(batch)
@@ -67,12 +75,19 @@ class BlockFeed:
             for batch in _snapshot_batches(entries, seq):
                 yield batch
             while queue in self._subscribers or not queue.empty():
-                following = await queue.get()
+                following = await self._following(queue)
                 if following is None:
                     return
                 yield following
         finally:
             self._subscribers.discard(queue)
+
+    async def _following(self, queue: asyncio.Queue[EventBatch | None]) -> EventBatch | None:
+        try:
+            async with asyncio.timeout(CHECK_PERIOD_S):
+                return await queue.get()
+        except TimeoutError:
+            return EventBatch(self._seq, (), digest=self._digest)
 
     def _entries(self) -> list[BlockEvent]:
         return [

@@ -211,7 +211,9 @@ class WorkerCore:
 
     def publish(self) -> None:
         """Hand changes of the indexes to the feed."""
-        self.feed.publish(self.tiers.take_events())
+        events = self.tiers.take_events()
+        if events:
+            self.feed.publish(events, self.tiers.digest())
 
     def wake(self) -> None:
         """Make the loop look for work."""

@@ -98,6 +98,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                     snapshot=batch.snapshot,
                     snapshot_end=batch.snapshot_end,
                     events=[_event_to_pb(event) for event in batch.events],
+                    digest=worker_pb2.IndexDigest(**batch.digest._asdict()) if batch.digest else None,
                 )
 
     async def GetStats(self, request: worker_pb2.GetStatsRequest, context: Context) -> worker_pb2.GetStatsResponse:

@@ -158,6 +158,7 @@ class Planner:
 
     def _situation(self, task: Task, candidates: Sequence[Candidate], now_s: float) -> Situation:
         matches, upper = self.view.match_tiers(task.hashes)
+        below = {key: blocks - upper.get(key, 0) for key, blocks in matches.items() if blocks > upper.get(key, 0)}
         landing = set(task.landing)
         matches.update(task.known)
         for key, (blocks, lands) in self._speculations.match(task.hashes, now_s).items():
@@ -165,7 +166,7 @@ class Planner:
                 matches[key] = blocks
                 if lands:
                     landing.add(key)
-        known = _Known(matches, upper, landing)
+        known = _Known(matches, below, landing)
         standings = [self._standing(task, one, known, now_s) for one in candidates]
         longest = 0
         if self.config.max_sources and task.block_bytes:
@@ -192,17 +193,17 @@ class Planner:
             self.speeds.pace(key, now_s),
             held,
             num_blocks,
-            max(0, held - known.upper.get(key, num_blocks) * task.block_size) if num_blocks else 0,
+            known.below.get(key, 0) * task.block_size,
             key in known.landing,
         )
 
 
 @dataclass(slots=True)
 class _Known:
-    """Where a prompt's blocks are: in any tier, in L1, and who may still wait for them."""
+    """Blocks of a prompt's head by worker, those of them below L1, and who may still wait for theirs."""
 
     matches: dict[WorkerKey, int]
-    upper: dict[WorkerKey, int]
+    below: dict[WorkerKey, int]
     landing: set[WorkerKey]
 
 

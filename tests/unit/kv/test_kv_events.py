@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.kv.events import BlockEvent, EventKind, EventLog
+from common.kv.events import BlockEvent, EventKind, EventLog, IndexDigest
 
 STATE = [(b"a", b""), (b"b", b"a")]
 
@@ -73,3 +73,28 @@ def test_exactly_the_limit_is_no_overflow() -> None:
     log.stored(b"p", b"")
     log.stored(b"q", b"p")
     assert log.take() == [stored(b"p"), stored(b"q", b"p")]
+
+
+def test_the_digest_follows_the_index_whatever_is_taken() -> None:
+    log, other = make_log(limit=2), make_log(limit=99)
+    for name in (b"p", b"q", b"r", b"s"):
+        log.stored(name, b"")
+    log.removed(b"q")
+    for name in (b"s", b"p", b"r"):
+        other.stored(name, b"")
+    assert log.digest == other.digest and log.digest.num_entries == 3
+    log.take()
+    assert log.digest == other.digest
+    other.removed(b"r")
+    other.stored(b"t", b"")
+    assert log.digest != other.digest, "as many entries, but others"
+    log.cleared()
+    assert log.digest == IndexDigest()
+
+
+def test_a_block_counts_in_each_tier() -> None:
+    upper, lower = EventLog(list, 9), EventLog(list, 9, tier=2)
+    for log in (upper, lower):
+        log.stored(b"12345678 and the rest does not matter", b"")
+    both = upper.digest.plus(lower.digest)
+    assert both == IndexDigest(2, 3 * int.from_bytes(b"12345678", "little") % 2**64)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import sha256
 
-from services.router.prefix_view import Change, ChangeKind, PrefixView, Update, WorkerKey
+from common.kv.events import EventLog
+from services.router.prefix_view import Change, ChangeKind, Digest, PrefixView, Trust, Update, WorkerKey
 
 HASHES = [sha256(bytes([n])).digest() for n in range(8)]
 A, B = ("a", 1), ("b", 1)
@@ -109,3 +110,42 @@ def test_memory_is_bounded() -> None:
     snapshot(view, B, stored(0, 1, 5))
     assert len(view) == 3 and view.num_dropped == 3
     assert view.match(HASHES) == {A: 3, B: 2}
+
+
+def test_a_digest_that_differs_degrades_until_the_next_snapshot() -> None:
+    """The worker's own digest over a real event log is the view's, and a change that went missing shows."""
+    view, log = PrefixView(100), EventLog(list, 99)
+    names = [bytes([number]) * 32 for number in range(5)]
+    view.handle(A, Update(0, [], snapshot=True, snapshot_end=True))
+    for name in names:
+        log.stored(name, b"")
+    log.removed(names[4])
+    right = Digest(*log.digest)
+    changes: list[Change] = [(ChangeKind.STORED, name, 1) for name in names]
+    changes.append((ChangeKind.REMOVED, names[4], 1))
+    assert view.handle(A, Update(6, changes, digest=right))
+    assert view.trust(A) is Trust.EXACT
+    assert not view.handle(A, Update(7, [(ChangeKind.REMOVED, names[0], 1)], digest=right))
+    assert view.trust(A) is Trust.DEGRADED and view.match(names[1:2]) == {A: 1}, "what is known stays a hint"
+    view.handle(A, Update(7, changes[:2], snapshot=True))
+    assert view.trust(A) is Trust.CATCHING_UP
+    view.handle(A, Update(7, changes[2:4], snapshot=True, snapshot_end=True))
+    assert view.handle(A, Update(7, [], digest=right)) and view.trust(A) is Trust.EXACT
+
+
+def test_what_did_not_fit_is_no_reason_to_ask_for_snapshots_for_ever() -> None:
+    view = PrefixView(1)
+    view.handle(A, Update(0, [], snapshot=True, snapshot_end=True))
+    changes: list[Change] = [(ChangeKind.STORED, b"x", 1), (ChangeKind.STORED, b"y", 1)]
+    assert view.handle(A, Update(2, changes, digest=Digest(2, 5)))
+    assert view.trust(A) is Trust.DEGRADED and view.num_dropped == 1
+
+
+def test_the_head_in_l1_is_told_apart_from_the_whole_match() -> None:
+    view = PrefixView(100)
+    names = [bytes([number]) for number in range(6)]
+    changes: list[Change] = [(ChangeKind.STORED, name, 1) for name in names[:2]]
+    changes += [(ChangeKind.STORED, name, 2) for name in names[:5]]
+    view.handle(A, Update(0, changes, snapshot=True, snapshot_end=True))
+    view.handle(B, Update(0, changes[2:], snapshot=True, snapshot_end=True))
+    assert view.match_tiers(names) == ({A: 5, B: 5}, {A: 2})

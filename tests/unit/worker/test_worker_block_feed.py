@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from common.kv.events import BlockEvent, EventKind
+import pytest
+
+from common.kv.events import BlockEvent, EventKind, IndexDigest
 from common.worker import block_feed
 from common.worker.block_feed import BlockFeed, EventBatch
 
@@ -107,3 +109,15 @@ async def test_leaving_unsubscribes() -> None:
     await watch.aclose()
     feed.publish([stored(1)])
     assert not feed._subscribers
+
+
+async def test_the_digest_comes_with_changes_and_again_when_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_feed, "CHECK_PERIOD_S", 0.001)
+    feed = BlockFeed([lambda: []])
+    watch = feed.watch()
+    await anext(watch)
+    assert await anext(watch) == EventBatch(0, ()), "nothing was published yet, so there is nothing to compare"
+    feed.publish([stored(0)], IndexDigest(1, 7))
+    assert await anext(watch) == EventBatch(1, [stored(0)], digest=IndexDigest(1, 7))
+    assert await anext(watch) == EventBatch(1, (), digest=IndexDigest(1, 7))
+    await watch.aclose()
