@@ -48,7 +48,7 @@ class DecodeServicer(worker_pb2_grpc.DecodeServiceServicer):
     ) -> AsyncGenerator[worker_pb2.DecodeServiceGenerateResponse, None]:
         """See the proto."""
         with about(request.request.request_id):
-            job = self._job(request)
+            job = self._job(request, context.time_remaining())
             await constrain(job.request, self._grammars)
             first = True
             with self._state.roles.running(DECODE, job.request.request_id):
@@ -57,7 +57,7 @@ class DecodeServicer(worker_pb2_grpc.DecodeServiceServicer):
                         yield worker_pb2.DecodeServiceGenerateResponse(frame=self._frame(job, piece, first))
                         first = False
 
-    def _job(self, request: worker_pb2.DecodeServiceGenerateRequest) -> Job:
+    def _job(self, request: worker_pb2.DecodeServiceGenerateRequest, left_s: float | None) -> Job:
         self._state.check_takes_work(DECODE)
         message = request.request
         if message.namespace:
@@ -68,6 +68,7 @@ class DecodeServicer(worker_pb2_grpc.DecodeServiceServicer):
             prefill_address=request.prefill.address,
             sources=sources_from_pb(request.sources),
             sent_chars=request.text_offset,
+            deadline_s=None if left_s is None else self._generator.now_s() + left_s,
         )
 
     def _frame(self, job: Job, piece: Piece, first: bool) -> inference_pb2.GenerateResponse:

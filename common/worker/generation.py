@@ -39,6 +39,7 @@ class Job:
         prefill_address: of the worker that computes what is missing; empty: this one does.
         sources: workers that may hold a longer prefix.
         sent_chars: text that earlier attempts sent.
+        deadline_s: by the core's clock; what is done for the job elsewhere ends there too. None: no limit.
         handoff: state of the handoff, once there is one.
         landed_s: when all KV was here after a handoff.
         fetched_bytes: KV read from a peer without a handoff.
@@ -49,6 +50,7 @@ class Job:
     prefill_address: str
     sources: Sequence[Source]
     sent_chars: int
+    deadline_s: float | None = None
     handoff: Handoff | None = None
     landed_s: float | None = None
     fetched_bytes: int = 0
@@ -156,7 +158,8 @@ class Generator:
         reservation = self._core.reserve(request, job.stream)
         if reservation is None:
             raise self._core.overloaded("no KV blocks are free now")
-        handoff = job.handoff = Handoff(request, reservation.num_cached_blocks)
+        left_s = None if job.deadline_s is None else max(0.0, job.deadline_s - self.now_s())
+        handoff = job.handoff = Handoff(request, reservation.num_cached_blocks, left_s)
         return self._feed(request, lambda: self._hand_off(job, handoff))
 
     def _feed(self, request: Request, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:

@@ -33,6 +33,7 @@ class Handoff:
     Attributes:
         request: reserved; its block table is the target.
         num_held: leading blocks of the table that were here before.
+        timeout_s: of the whole call; None: it has no limit of its own.
         num_landed: leading blocks of the table that hold verified KV.
         num_announced: leading blocks that landed or may be read.
         transfer_bytes: bytes read so far.
@@ -44,6 +45,7 @@ class Handoff:
 
     request: Request
     num_held: int
+    timeout_s: float | None = None
     num_landed: int = field(init=False)
     num_announced: int = field(init=False)
     transfer_bytes: int = 0
@@ -90,7 +92,7 @@ class HandoffReceiver:
         Raises:
             PandoError: with leg prefill or transfer. `handoff.first` tells whether the first token is known.
         """
-        call = worker_pb2_grpc.PrefillServiceStub(self._channels.get(address)).Handoff()
+        call = worker_pb2_grpc.PrefillServiceStub(self._channels.get(address)).Handoff(timeout=handoff.timeout_s)
         reading = asyncio.create_task(self._read_blocks(handoff, on_landed))
         try:
             await call.write(worker_pb2.HandoffRequest(start=start))

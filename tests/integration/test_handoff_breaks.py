@@ -143,6 +143,8 @@ async def test_a_deadline_ends_a_request_that_waits_for_blocks(
     with pytest.raises(PandoError) as failed:
         await client.generate(request_of("late", prompt_of(200, 3), prefill=address), timeout_s=1.0)
     assert failed.value.grpc_code == "DEADLINE_EXCEEDED"
+    (left_s,) = fake.left_s
+    assert left_s is not None and left_s <= 1.0, "prefill knows when the request's time is up"
     async with asyncio.timeout(10):
         await fake.ended.wait()
 

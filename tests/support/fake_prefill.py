@@ -23,6 +23,7 @@ class FakePrefill(worker_pb2_grpc.PrefillServiceServicer):
         hang: keep the stream open after the script instead of ending it.
         accept: send a proper `accepted` first, with the identity that came.
         starts: what was asked for.
+        left_s: what was left of each caller's time, None where it set no limit.
         ended: set when a hanging stream was left by the caller.
     """
 
@@ -31,6 +32,7 @@ class FakePrefill(worker_pb2_grpc.PrefillServiceServicer):
         self.hang = False
         self.accept = True
         self.starts: list[worker_pb2.HandoffStart] = []
+        self.left_s: list[float | None] = []
         self.sent = asyncio.Event()
         self.ended = asyncio.Event()
 
@@ -38,6 +40,7 @@ class FakePrefill(worker_pb2_grpc.PrefillServiceServicer):
         """Play the script."""
         start = (await anext(request_iterator)).start
         self.starts.append(start)
+        self.left_s.append(context.time_remaining())
         try:
             if self.accept:
                 accepted = worker_pb2.HandoffAccepted(worker_id="fake", identity=start.identity, endpoints=[NOWHERE])
