@@ -75,6 +75,7 @@ class Router:
             ),
             clock=monotonic,
             poll_s=config.poll_s,
+            view_ready_s=config.view_ready_s,
             log=log,
         )
         self._roles = make_role_loop(settings, membership, self._rpc, self._metrics, log)

@@ -124,6 +124,7 @@ class Choice:
         which roles they have.
         """
         desk = self._desk
+        await desk.fleet.until_known()
         patience_s = desk.config.migration_wait_s if self._stitch.token_ids else self._retries.is_misled * MISLED_S
         give_up_s = desk.clock() + patience_s
         while True:

@@ -69,6 +69,11 @@ class RouterConfig(Section):
         5.0, gt=0, description="seconds of waiting that count as much as one point of priority"
     )
     max_view_blocks: int = Field(4_000_000, ge=1, description="most KV blocks in the prefix view, about 300 bytes each")
+    view_ready_s: float = Field(
+        3.0,
+        ge=0,
+        description="seconds after a start that the first workers have to tell their blocks, before requests go",
+    )
     speculative_s: float = Field(
         2.0, ge=0, description="seconds that a prompt's blocks count as held after its first token, before events come"
     )

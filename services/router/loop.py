@@ -64,6 +64,7 @@ class Fleet:
         breakers: Breakers,
         clock: Clock,
         poll_s: float,
+        view_ready_s: float,
         log: Logger,
     ) -> None:
         self.membership = membership
@@ -75,6 +76,9 @@ class Fleet:
         self._reader = reader
         self._rpc = rpc
         self._poll_s = poll_s
+        self._view_ready_s = view_ready_s
+        self._view_due_s: float | None = None
+        self._view_built = False
         self._log = log
         self._changed = asyncio.Event()
         self._watches: dict[WorkerKey, asyncio.Task[None]] = {}
@@ -103,6 +107,23 @@ class Fleet:
         if any(one.can_decode for one in found):
             return found
         return [replace(one, can_decode=member.has_role("decode")) for one, member in zip(found, usable, strict=True)]
+
+    @property
+    def is_serving(self) -> bool:
+        """True when workers can serve, and the first ones have told what they hold (or had the time to)."""
+        return self.membership.is_serving and self._has_view()
+
+    async def until_known(self) -> None:
+        """After a start, wait until the workers have told what they hold; bounded by the time that they have for it."""
+        while not self._has_view() and self._view_due_s is not None:
+            await self.wait_for_change(max(0.0, self._view_due_s - self._clock()))
+
+    def _has_view(self) -> bool:
+        if not self._view_built and self._view_due_s is not None:
+            ready = [one.key for one in self.membership.members if one.state is WorkerState.READY]
+            told = not self.membership.num_asked and all(self.view.is_exact(key) for key in ready)
+            self._view_built = told or self._clock() >= self._view_due_s
+        return self._view_built
 
     def num_open_breakers(self) -> Counter[Role]:
         """Breakers that are not closed, by role."""
@@ -211,6 +232,8 @@ class Fleet:
                     async for update in updates:
                         if not self.planner.handle(key, update):
                             break
+                        if update.snapshot_end:
+                            self.wake()
             except PandoError as error:
                 self._log.debug("watch broke", worker_id=key[0], error=error.message)
             self.planner.lost_track(key)
@@ -253,6 +276,8 @@ class Fleet:
         self._log.info(
             "worker joined", worker_id=member.record.worker_id, address=member.record.address, roles=member.roles
         )
+        if self._view_due_s is None:
+            self._view_due_s = self._clock() + self._view_ready_s
         self._watches[member.key] = self._tasks.spawn(self._watch(member))
         self._ping(member)
 

@@ -131,6 +131,11 @@ class Membership:
         ready = [member for member in self._members.values() if member.state is WorkerState.READY]
         return all(any(member.has_role(role) for member in ready) for role in ("decode", "prefill"))
 
+    @property
+    def num_asked(self) -> int:
+        """Handshakes that are not answered yet."""
+        return len(self._asked)
+
     def member(self, key: WorkerKey) -> Member | None:
         """The member of this life; None when it is not one."""
         member = self._members.get(key[0])

@@ -92,7 +92,12 @@ class RouterMetrics:
         self.recent_tpot = RecentLatency(RECENT_S)
         self.view_blocks = gauge("view_blocks", "Different KV blocks in the prefix view.")
         self.view_dropped = gauge("view_dropped_blocks", "Blocks that the prefix view had no room for.")
-        self.view_exact = gauge("view_exact_workers", "Workers whose entries in the prefix view are exact.")
+        self.view_workers = gauge(
+            "view_workers", "Workers by what their entries in the prefix view are worth: exact or not yet.", "trust"
+        )
+        self.speculations = gauge(
+            "speculations", "Prompts on their way to a worker whose blocks count as held there already."
+        )
 
 
 @dataclass(slots=True)

@@ -73,6 +73,11 @@ class Planner:
         self._running: dict[Placement, _Run] = {}
 
     @property
+    def num_speculations(self) -> int:
+        """Prompts whose blocks count as held by a worker that has not told so yet."""
+        return len(self._speculations)
+
+    @property
     def num_running(self) -> int:
         """Placements that are not released."""
         return len(self._running)

@@ -9,6 +9,7 @@ from services.router.breaker import Role
 from services.router.loop import Fleet
 from services.router.member import WorkerState
 from services.router.metrics import RouterMetrics
+from services.router.prefix_view import Trust
 from services.router.waiting_room import WaitingRoom
 
 
@@ -17,7 +18,7 @@ async def keep_health_and_metrics(
 ) -> None:
     """Run until cancelled: refresh, and let go what may go now, on every change of a worker and every `period_s`."""
     while True:
-        await server.set_serving(fleet.membership.is_serving)
+        await server.set_serving(fleet.is_serving)
         refresh_gauges(fleet, metrics)
         room.let_go()
         room.refresh_gauges()
@@ -32,7 +33,10 @@ def refresh_gauges(fleet: Fleet, metrics: RouterMetrics) -> None:
         metrics.workers.labels(state.value).set(states[state])
     metrics.view_blocks.set(len(fleet.view))
     metrics.view_dropped.set(fleet.view.num_dropped)
-    metrics.view_exact.set(sum(fleet.view.is_exact(member.key) for member in members))
+    trusts = Counter(fleet.view.trust(member.key) for member in members)
+    for trust in Trust:
+        metrics.view_workers.labels(trust.value).set(trusts[trust])
+    metrics.speculations.set(fleet.planner.num_speculations)
     num_open = fleet.num_open_breakers()
     for role in Role:
         metrics.breakers.labels(role.value).set(num_open[role])

@@ -14,7 +14,16 @@ from common.base.errors import HandoffAborted, Internal, Leg, Overloaded, PandoE
 from common.kv.hashing import block_hashes, prefix_root
 from pando.v1 import inference_pb2
 from tests.support.fake_worker import BLOCK_SIZE, FakeWorker, Fault, identity
-from tests.support.router_bench import Answer, Bench, bench, eventually, text_request, write_model
+from tests.support.router_bench import (
+    LIMIT_S,
+    Answer,
+    Bench,
+    bench,
+    eventually,
+    second_router,
+    text_request,
+    write_model,
+)
 
 
 @pytest.fixture(scope="module")
@@ -311,6 +320,35 @@ async def test_lost_events_are_repaired_by_a_new_snapshot(model_dir: Path) -> No
         worker.store([b"c" * 32], skip_seq=1)
         await made.until(lambda known: known["decode-0"].blocks_in_view == 3)
         assert worker.num_watches == 2
+
+
+async def test_a_digest_that_differs_is_repaired_by_a_new_snapshot(model_dir: Path) -> None:
+    async with bench(model_dir) as made:
+        worker = made.workers[0]
+        worker.store([b"a" * 32, b"b" * 32])
+        worker.check(num_entries=2)
+        await made.until(lambda known: known["decode-0"].blocks_in_view == 2)
+        worker.blocks.append(b"c" * 32)
+        worker.check(num_entries=3)
+        await made.until(lambda known: known["decode-0"].blocks_in_view == 3)
+        assert worker.num_watches == 2
+        await eventually(lambda: made.metric("view_workers", trust="exact") == 2, "all views are exact again")
+
+
+async def test_requests_wait_for_the_view_but_not_for_ever(model_dir: Path) -> None:
+    """A router that was restarted alone places its first request by what the workers hold."""
+    async with bench(model_dir, ["decode", "decode", "prefill"]) as made:
+        text = "hello there " * 30
+        hashes = block_hashes(prefix_root(BLOCK_SIZE, ""), made.model.tokenizer.encode(text, True), BLOCK_SIZE)
+        made.workers[1].store(hashes)
+        request = text_request(text, max_tokens=2)
+        async with second_router(made, model_dir, view_ready_s=60.0) as stub:
+            assert [frame async for frame in stub.Generate(request, timeout=LIMIT_S)]
+        assert num_calls(made) == [0, 1, 0]
+        made.workers[2].watch_hangs = True
+        async with second_router(made, model_dir, view_ready_s=0.3) as stub:
+            assert [frame async for frame in stub.Generate(request, timeout=LIMIT_S)]
+        assert num_calls(made) == [0, 2, 0]
 
 
 async def test_a_new_life_at_the_same_address_loses_the_old_credit(model_dir: Path) -> None:

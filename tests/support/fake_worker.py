@@ -87,7 +87,7 @@ class FakeWorker(worker_pb2_grpc.DecodeServiceServicer, worker_pb2_grpc.WorkerSe
         self.num_cancelled = 0
         self.num_watches = self.num_pings = 0
         self.stats = worker_pb2.GetStatsResponse(worker_id=worker_id, incarnation=incarnation, roles=roles)
-        self.pings_hang = False
+        self.pings_hang = self.watch_hangs = False
         self.blocks: list[bytes] = []
         self._tokenizer = tokenizer
         self._kv = kv or identity()
@@ -121,6 +121,13 @@ class FakeWorker(worker_pb2_grpc.DecodeServiceServicer, worker_pb2_grpc.WorkerSe
         events = [worker_pb2.BlockEvent(kind=worker_pb2.BlockEvent.KIND_STORED, prefix_hash=b, tier=1) for b in blocks]
         self._seq += len(blocks) + skip_seq
         self._tell(self._message(events))
+
+    def check(self, num_entries: int) -> None:
+        """Tell the watchers what the index adds up to, with the right sum and a number that may be wrong."""
+        total = sum(int.from_bytes(block[:8], "little") for block in self.blocks) % 2**64
+        message = self._message([])
+        message.digest.CopyFrom(worker_pb2.IndexDigest(num_entries=num_entries, sum=total))
+        self._tell(message)
 
     def _message(self, events: Sequence[worker_pb2.BlockEvent], **flags: bool) -> worker_pb2.WatchResponse:
         return worker_pb2.WatchResponse(incarnation=self.record.incarnation, seq=self._seq, events=events, **flags)
@@ -157,6 +164,8 @@ class FakeWorker(worker_pb2_grpc.DecodeServiceServicer, worker_pb2_grpc.WorkerSe
         snapshot = self._message(events, snapshot=True, snapshot_end=True)
         self._watchers.add(queue)
         self.num_watches += 1
+        if self.watch_hangs:
+            await asyncio.Event().wait()
         try:
             yield snapshot
             while True:

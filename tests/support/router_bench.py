@@ -116,6 +116,25 @@ class Bench:
         return self.router.registry.get_sample_value(f"pando_router_{name}", labels) or 0.0
 
 
+@asynccontextmanager
+async def second_router(
+    made: Bench, model_dir: Path, **router: object
+) -> AsyncGenerator[inference_pb2_grpc.InferenceStub, None]:
+    """Another router that starts over the same workers; yields its stub once it knows of one of them."""
+    log = configure_logging(LogConfig(level="error", format="json"), service="router")
+    served = Router(settings(model_path=model_dir, **router), made.model, made.registry, log)
+    await served.start()
+    try:
+        async with grpc.aio.insecure_channel(served.address) as channel:
+            stub = inference_pb2_grpc.InferenceStub(channel)
+            async with asyncio.timeout(LIMIT_S):
+                while not (await stub.ListWorkers(inference_pb2.ListWorkersRequest())).workers:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+            yield stub
+    finally:
+        await served.stop()
+
+
 async def eventually(condition: Callable[[], bool], what: str) -> None:
     """Poll until a condition holds."""
     async with asyncio.timeout(LIMIT_S):
