@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pando.cli.errors import BAD_INPUT, FAILED, CliError
+from pando.cli.explain import explain_command
 from pando.cli.role_check import lost_roles, names_of
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(name="admin", no_args_is_help=True)
 failpoint_app = typer.Typer(name="failpoint", help="Make things go wrong on purpose.", no_args_is_help=True)
 app.add_typer(failpoint_app, name="failpoint")
+app.command("explain")(explain_command)
 
 Worker = Annotated[str, typer.Option(help="worker id, HOST:PORT, or all")]
 Prefetch = Annotated[list[str] | None, typer.Option(help="KEY=VALUE, several times: see docs/admin.md")]
@@ -142,9 +144,7 @@ def _check_roles_stay(context: typer.Context, worker: str, roles: Sequence[str])
 
     if ":" in worker:
         raise CliError("what roles others have is not known without a registry", fix="--force", code=BAD_INPUT)
-    answers = admin_calls.ask(_fleet(context), "all", "GetRoles", {})
-    messages: dict[str, Any] = {answer.worker_id: answer.message for answer in answers if answer.message is not None}
-    before = {worker_id: message.roles for worker_id, message in messages.items()}
+    before = admin_calls.roles_by_worker(_fleet(context))
     lost = lost_roles(before, before if worker == "all" else [worker], roles)
     if lost:
         fix = "give it to another worker first, or --force"

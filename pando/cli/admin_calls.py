@@ -94,6 +94,12 @@ def _check_prefetch(settings: Mapping[str, str]) -> None:
             raise CliError(f"prefetch {name} must be {kind}, not {value!r}", code=BAD_INPUT) from error
 
 
+def roles_by_worker(fleet: Fleet) -> dict[str, list[str]]:
+    """The roles of all workers that answer. Raises CliError as `ask` does."""
+    messages: dict[str, Any] = {answer.worker_id: answer.message for answer in ask(fleet, ALL, "GetRoles", {})}
+    return {worker_id: list(message.roles) for worker_id, message in messages.items() if message is not None}
+
+
 async def _ask(fleet: Fleet, worker: str, call: _Call) -> list[Answer]:
     addresses = await _addresses(fleet, worker)
     return await asyncio.gather(*(_answer(name, address, call) for name, address in addresses.items()))

@@ -104,6 +104,22 @@ def down_command(run_dir: RunDir = Path("run")) -> None:
     raise typer.Exit(down(run_dir, Console(soft_wrap=True)))
 
 
+@app.command("scale")
+def scale_command(
+    counts: Annotated[list[str], typer.Argument(help="KIND=COUNT, kinds as in the workers' names: prefill=2 decode=3")],
+    run_dir: RunDir = Path("run"),
+    force: Annotated[bool, typer.Option("--force", help="even if no worker were left with a role")] = False,
+    timeout: Annotated[float, typer.Option(min=1, help="seconds to wait until it is so")] = 120.0,
+) -> None:
+    """Start more workers in a local cluster that runs, or let some leave; no request is lost."""
+    from rich.console import Console
+
+    from pando.cli.resize import parse_counts
+    from pando.cli.scale import scale
+
+    raise typer.Exit(scale(run_dir, parse_counts(counts), Console(soft_wrap=True), force=force, patience_s=timeout))
+
+
 @app.command("status")
 def status_command(
     run_dir: RunDir = Path("run"),

@@ -4,6 +4,7 @@
 
     run/lock                      held (flock) by the supervisor as long as it lives; the kernel releases it
     run/state.json                what runs, replaced atomically
+    run/scale.json                the last order of `pando scale`
     run/logs/<service>.log
     run/registry/                 data of the embedded registry
     run/kvstore/                  log of the KV store, kept from one start to the next
@@ -18,6 +19,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -137,6 +139,21 @@ class RunFolder:
         """Replace the state and Prometheus' targets. Raises OSError when the disk does not take it."""
         self._replace("state.json", orjson.dumps(state, option=orjson.OPT_INDENT_2))
         self._replace("prometheus/targets.json", orjson.dumps(prometheus_targets(state), option=orjson.OPT_INDENT_2))
+
+    def write_order(self, counts: Mapping[str, int]) -> None:
+        """Say how many workers of each kind there shall be. Raises CliError when the folder cannot be written."""
+        try:
+            self._replace("scale.json", orjson.dumps(dict(counts)))
+        except OSError as error:
+            raise CliError(f"{self.path} cannot be written ({error.strerror})", fix="fix its owner or disk") from error
+
+    def read_order(self) -> dict[str, int]:
+        """The last order; empty when there is none that can be read."""
+        try:
+            order = orjson.loads((self.path / "scale.json").read_bytes())
+            return {str(kind): int(count) for kind, count in order.items()}
+        except (OSError, orjson.JSONDecodeError, AttributeError, TypeError, ValueError):
+            return {}
 
     def remove_state(self) -> None:
         """Forget the cluster; the logs stay.

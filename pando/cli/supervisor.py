@@ -22,9 +22,11 @@ from pando.cli.cluster_spec import ClusterSpec, ServiceSpec
 from pando.cli.errors import FAILED, CliError
 from pando.cli.probes import ReadyProbe
 from pando.cli.processes import ProcessId, signal_group, spawn
+from pando.cli.resize import resized
 from pando.cli.run_folder import ClusterState, RunFolder, RunLock, ServiceState
 from pando.cli.supervisor_core import (
     Action,
+    Added,
     BecameReady,
     Began,
     Event,
@@ -32,6 +34,7 @@ from pando.cli.supervisor_core import (
     Limits,
     Note,
     Phase,
+    Removed,
     Service,
     Signal,
     Start,
@@ -41,7 +44,9 @@ from pando.cli.supervisor_core import (
 )
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_WATCHED = frozenset({*STOP_SIGNALS, signal.SIGCHLD})
+ORDER_SIGNAL = signal.SIGUSR1
+"""There is an order in the run folder: so many workers of each kind."""
+_WATCHED = frozenset({*STOP_SIGNALS, ORDER_SIGNAL, signal.SIGCHLD})
 _PROBE_PERIOD_S = 0.05
 _IDLE_PERIOD_S = 5.0
 _LOCK_PATIENCE_S = 2.0
@@ -105,6 +110,21 @@ class Supervisor:
         received = signal.sigtimedwait(_WATCHED, timeout_s)
         if received is not None and received.si_signo in STOP_SIGNALS:
             self._handle(StopAsked())
+        elif received is not None and received.si_signo == ORDER_SIGNAL:
+            self._resize()
+
+    def _resize(self) -> None:
+        """Start and stop workers as the run folder's order says."""
+        try:
+            change = resized(self._specs, [one.name for one in self._core.services], self._folder.read_order())
+        except CliError as error:
+            self._say(str(error))
+            return
+        for name in change.removed:
+            del self._specs[name]
+        self._specs |= {spec.name: spec for spec in change.added}
+        self._handle(Removed(change.removed))
+        self._handle(Added(tuple(Service(one.name, one.layer, one.grace_s) for one in change.added)))
 
     def _period_s(self) -> float:
         starting = any(service.phase is Phase.STARTING for service in self._core.services)

@@ -8,6 +8,7 @@ Phases of a service::
 
 * While the cluster comes up for the first time, any exit ends it: a bad flag or a damaged model will not heal.
 * Once it has been ready, a service that exits is started again after a growing pause, unless it never stays up.
+* Services may be added and removed while it runs; one that is removed is forgotten when it has ended.
 * Stopping goes layer by layer from the top; a service that outlives its grace time is killed.
 
 It knows no processes, clocks, files or signals: time comes in as `now_s`, and names stand for processes.
@@ -18,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeAlias
 
 
 class Phase(StrEnum):
@@ -65,7 +67,21 @@ class StopAsked:
     """Somebody wants the cluster down; a second time: at once."""
 
 
-Event = Began | Ticked | BecameReady | Exited | StopAsked
+@dataclass(slots=True, frozen=True)
+class Added:
+    """Further services shall run."""
+
+    services: tuple[Service, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class Removed:
+    """These services shall run no more."""
+
+    names: tuple[str, ...]
+
+
+Event: TypeAlias = "Began | Ticked | BecameReady | Exited | StopAsked | Added | Removed"
 
 
 @dataclass(slots=True, frozen=True)
@@ -112,6 +128,7 @@ class Service:
         due_s: when the next deadline of its phase is: start timeout, end of the pause, end of the grace time.
         exits_in_a_row: exits without a stable life between them.
         restarts: starts after the first.
+        leaving: it was removed and has not ended yet.
     """
 
     name: str
@@ -122,6 +139,7 @@ class Service:
     exits_in_a_row: int = 0
     restarts: int = 0
     last_exit: str = ""
+    leaving: bool = False
 
     def enter(self, phase: Phase, due_s: float = float("inf")) -> None:
         """Change phase."""
@@ -132,7 +150,7 @@ class Service:
 class SupervisorCore:
     """The state machine of one local cluster."""
 
-    services: Sequence[Service]
+    services: list[Service]
     limits: Limits = field(default_factory=Limits)
     been_ready: bool = False
     stopping: bool = False
@@ -152,6 +170,10 @@ class SupervisorCore:
                 return self._exited(self._find(name), code, now_s)
             case StopAsked():
                 return self._stop(now_s) if not self.stopping else self._kill_all()
+            case Added(services):
+                return self._add(services, now_s)
+            case Removed(names):
+                return [action for name in names for action in self._remove(self._find(name), now_s)]
 
     @property
     def state(self) -> str:
@@ -183,6 +205,22 @@ class SupervisorCore:
         waiting = [service for service in self.services if service.phase is Phase.WAITING]
         return [self._start(one, now_s) for one in waiting if base_ready or one.layer == first]
 
+    def _add(self, services: Sequence[Service], now_s: float) -> list[Action]:
+        if self.stopping:
+            return []
+        self.services.extend(services)
+        return self._start_waiting(now_s)
+
+    def _remove(self, service: Service, now_s: float) -> list[Action]:
+        if self.stopping or service.leaving:
+            return []
+        service.leaving = True
+        if service.phase not in ALIVE:
+            self.services.remove(service)
+            return []
+        service.enter(Phase.STOPPING, now_s + service.grace_s)
+        return [Signal(service.name, kill=False)]
+
     def _start(self, service: Service, now_s: float) -> Action:
         service.enter(Phase.STARTING, now_s + self.limits.start_timeout_s)
         return Start(service.name)
@@ -203,6 +241,9 @@ class SupervisorCore:
         if self.stopping:
             service.enter(Phase.STOPPED)
             return self._stop_next_layer(now_s)
+        if service.leaving:
+            self.services.remove(service)
+            return [Note(f"{service.name} has left")]
         if not self.been_ready:
             service.enter(Phase.FAILED)
             return self._fail(f"{service.name} {service.last_exit} while starting", now_s)

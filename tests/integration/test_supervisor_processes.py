@@ -17,6 +17,7 @@ from rich.console import Console
 
 from pando.cli.errors import CliError
 from pando.cli.run_folder import RunFolder, RunLock
+from pando.cli.scale import scale
 from pando.cli.up import down, run_detached
 from tests.support.fake_cluster import LIMIT_S, FakeCluster, eventually, fake_service, fake_spec, runs
 
@@ -55,6 +56,21 @@ def test_state_tells_what_runs(cluster: FakeCluster):
         assert service.process.pid == cluster.lives(service.name)[0]["pid"]
     assert state.supervisor.pid == cluster.process.pid
     assert RunLock(cluster.folder).held_by_another()
+
+
+def test_workers_come_and_go_while_it_runs(cluster: FakeCluster):
+    assert (
+        scale(cluster.folder.path, {"decode": 3, "prefill": 2}, quiet_console(), force=False, patience_s=LIMIT_S) == 0
+    )
+    names = {service.name for service in cluster.wait_for("ready").services}
+    more = {"prefill-1", "decode-1", "decode-2"}
+    assert names == {"registry", "prefill-0", "decode-0", "gateway"} | more
+    pids = [cluster.lives(name)[0]["pid"] for name in sorted(more)]
+    assert all(runs(pid) for pid in pids)
+    assert scale(cluster.folder.path, {"decode": 1, "prefill": 1}, quiet_console(), force=True, patience_s=LIMIT_S) == 0
+    assert {service.name for service in cluster.wait_for("ready").services} == names - more
+    assert not any(runs(pid) for pid in pids)
+    assert len(cluster.lives("decode-0")) == 1, "the others went on"
 
 
 def test_prometheus_targets_follow_the_ready_services(cluster: FakeCluster):

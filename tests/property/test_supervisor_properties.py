@@ -7,11 +7,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pando.cli.supervisor_core import (
+    Added,
     BecameReady,
     Began,
     Event,
     Exited,
     Limits,
+    Removed,
     Service,
     Signal,
     Start,
@@ -33,6 +35,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         self.core = SupervisorCore(services, Limits(start_timeout_s=20, restart_limit=4))
         self.alive: set[str] = set()
         self.killed: set[str] = set()
+        self.layers = dict(zip(NAMES, LAYERS, strict=True))
         self.now_s = 0.0
         self._handle(Began())
 
@@ -67,6 +70,20 @@ class SupervisorMachine(RuleBasedStateMachine):
         self.killed.discard(name)
         self._handle(Exited(name, code))
 
+    @precondition(lambda self: self.core.been_ready and len(self.layers) < 2 * len(NAMES))
+    @rule(layer=st.sampled_from([1, 2]))
+    def one_more(self, layer: int) -> None:
+        name = f"more-{len(self.layers)}"
+        self.layers[name] = layer
+        self._handle(Added((Service(name, layer, grace_s=5),)))
+
+    @precondition(lambda self: self.core.been_ready)
+    @rule(data=st.data())
+    def one_less(self, data: st.DataObject) -> None:
+        names = [service.name for service in self.core.services if service.layer]
+        if names:
+            self._handle(Removed((data.draw(st.sampled_from(names)),)))
+
     @rule()
     def asked_to_stop(self) -> None:
         self._handle(StopAsked())
@@ -79,8 +96,8 @@ class SupervisorMachine(RuleBasedStateMachine):
     @invariant()
     def something_always_happens_next(self) -> None:
         """While it stops, the top layer has a deadline or has been killed; the others wait for it."""
-        top = max((LAYERS[NAMES.index(name)] for name in self.alive), default=0)
-        topmost = {name for name in self.alive if LAYERS[NAMES.index(name)] == top}
+        top = max((self.layers[name] for name in self.alive), default=0)
+        topmost = {name for name in self.alive if self.layers[name] == top}
         if self.core.stopping and topmost - self.killed:
             assert self.core.next_due_s() < float("inf")
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pando.cli.supervisor_core import (
     Action,
+    Added,
     BecameReady,
     Began,
     Exited,
     Limits,
     Note,
     Phase,
+    Removed,
     Service,
     Signal,
     Start,
@@ -202,3 +204,39 @@ def test_late_readiness_changes_nothing_once_it_stops():
     core.handle(StopAsked(), 0)
     assert core.handle(BecameReady("registry"), 1) == []
     assert phase(core, "registry") is Phase.STOPPING
+
+
+def test_a_service_that_is_added_starts_at_once_and_is_restarted_like_others():
+    core = started(usual())
+    assert starts(core.handle(Added((Service("more", 1, grace_s=5),)), 10)) == ["more"]
+    assert core.state == "degraded"
+    core.handle(BecameReady("more"), 11)
+    assert core.state == "ready"
+    core.handle(Exited("more", -9), 12)
+    assert starts(core.handle(Ticked(), 13)) == ["more"]
+
+
+def test_a_service_that_is_removed_is_asked_to_end_and_forgotten():
+    core = started(make_core(("a", 0), ("b", 1), ("c", 1)))
+    assert signals(core.handle(Removed(("c",)), 10)) == [("c", False)]
+    assert core.handle(Removed(("c",)), 10) == [], "it has been asked"
+    assert signals(core.handle(Ticked(), 15)) == [("c", True)], "its grace time is over"
+    assert starts(core.handle(Exited("c", -9), 15)) == []
+    assert [service.name for service in core.services] == ["a", "b"] and core.state == "ready"
+
+
+def test_what_does_not_run_is_removed_without_a_signal():
+    core = started(make_core(("a", 0), ("b", 1)))
+    core.handle(Exited("b", 1), 0)
+    assert core.handle(Removed(("b",)), 0.5) == []
+    assert starts(core.handle(Ticked(), 100)) == [] and len(core.services) == 1
+
+
+def test_while_it_stops_nothing_is_added_or_removed():
+    core = started(make_core(("a", 0), ("b", 1)))
+    core.handle(Removed(("b",)), 0)
+    core.handle(StopAsked(), 0)
+    assert core.handle(Added((Service("c", 1, grace_s=5),)), 1) == core.handle(Removed(("a",)), 1) == []
+    core.handle(Exited("b", 0), 1)
+    core.handle(Exited("a", 0), 1)
+    assert core.done
