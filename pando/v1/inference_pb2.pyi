@@ -252,7 +252,7 @@ class Decision(_message.Message):
     def __init__(self, choice: _Optional[int] = ..., attempt: _Optional[int] = ..., age_s: _Optional[float] = ..., num_tokens: _Optional[int] = ..., decode_worker: _Optional[str] = ..., prefill_worker: _Optional[str] = ..., reason: _Optional[str] = ..., sources: _Optional[_Iterable[str]] = ..., candidates: _Optional[_Iterable[_Union[CandidateCost, _Mapping]]] = ..., outcome: _Optional[str] = ..., expected_ttft_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., reused: _Optional[_Union[_types_pb2.CachedTokens, _Mapping]] = ...) -> None: ...
 
 class CandidateCost(_message.Message):
-    __slots__ = ("worker_id", "role", "cached_tokens", "queue_s", "prefill_s", "load_s", "transfer_s", "decode_s", "total_s", "chosen")
+    __slots__ = ("worker_id", "role", "cached_tokens", "queue_s", "prefill_s", "load_s", "transfer_s", "decode_s", "total_s", "chosen", "effort_s", "credit_s")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -263,6 +263,8 @@ class CandidateCost(_message.Message):
     DECODE_S_FIELD_NUMBER: _ClassVar[int]
     TOTAL_S_FIELD_NUMBER: _ClassVar[int]
     CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    EFFORT_S_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_S_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
     cached_tokens: int
@@ -273,4 +275,6 @@ class CandidateCost(_message.Message):
     decode_s: float
     total_s: float
     chosen: bool
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., load_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., total_s: _Optional[float] = ..., chosen: bool = ...) -> None: ...
+    effort_s: float
+    credit_s: float
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., load_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., decode_s: _Optional[float] = ..., total_s: _Optional[float] = ..., chosen: bool = ..., effort_s: _Optional[float] = ..., credit_s: _Optional[float] = ...) -> None: ...

@@ -23,6 +23,7 @@ from services.router.breaker import BreakerLimits, Breakers
 from services.router.budget import RetryBudget
 from services.router.choice import Desk
 from services.router.config import RouterConfig, RouterSettings
+from services.router.decisions import DecisionLog
 from services.router.intake import Intake
 from services.router.loop import Fleet, Reader
 from services.router.membership import Membership
@@ -89,10 +90,13 @@ class Router:
         room = self.room = WaitingRoom(Admission(admission_limits(config)), self._fleet, self._metrics, monotonic)
         self._running = RunningTable(config.max_concurrent_requests, lambda: room.admission.retry_after_s(monotonic()))
         strict = config.context_policy == "strict"
+        decisions = DecisionLog(config.explain_requests)
         budget = RetryBudget(config.retry_ratio, config.retry_burst)
         self._metrics.retry_budget.set_function(lambda: budget.num_left)
         service = InferenceService(
-            desk=Desk(config, self._fleet, self._rpc, model.tokenizer, self._metrics, monotonic, log, budget),
+            desk=Desk(
+                config, self._fleet, self._rpc, model.tokenizer, self._metrics, monotonic, log, budget, decisions
+            ),
             intake=Intake(model, membership, self._pool, self.grammars, limits=settings.limits, strict_context=strict),
             model=model,
             pool=self._pool,

@@ -26,7 +26,8 @@ from pando.v1 import inference_pb2, types_pb2
 from services.router.budget import RetryBudget
 from services.router.closing import closing
 from services.router.config import RouterConfig
-from services.router.convert import decode_request
+from services.router.convert import decode_request, reuse_from_pb
+from services.router.decisions import DecisionLog
 from services.router.job import Job
 from services.router.legs import Legs
 from services.router.loop import Fleet
@@ -55,6 +56,7 @@ class Desk:
     clock: Clock
     log: Logger
     budget: RetryBudget
+    decisions: DecisionLog
 
 
 @dataclass(slots=True)
@@ -111,6 +113,7 @@ class Choice:
                     async for frame in frames:
                         yield frame
             except PandoError as error:
+                self.placement.outcome = f"{error.leg.value or Leg.DECODE.value}: {error.reason}"
                 if (last := self._failed(error, self.placement.plan, legs)) is not None:
                     yield last
             finally:
@@ -133,7 +136,9 @@ class Choice:
             chosen = desk.fleet.planner.plan(task, desk.fleet.candidates(), self._retries.exclusions, desk.clock())
             if chosen is not None:
                 desk.metrics.plans.labels(chosen.reason).inc()
-                return desk.fleet.planner.start(chosen, task, desk.clock())
+                placement = desk.fleet.planner.start(chosen, task, desk.clock())
+                desk.decisions.note(self._job.request_id, self._index, self._retries.attempt, placement)
+                return placement
             left_s = min(give_up_s, self._job.deadline_s) - desk.clock()
             if left_s <= 0:
                 raise self._retries.nobody_left()
@@ -194,6 +199,7 @@ class Choice:
             self._tokens_came(len(frame.token_ids), placement)
         self._add_prompt(frame)
         if finished:
+            placement.finished(reuse_from_pb(frame.usage), self._desk.clock())
             self._add_usage(frame)
         return bool(frame.token_ids or frame.text or finished or frame.HasField("prompt"))
 

@@ -91,6 +91,9 @@ class RouterConfig(Section):
     speed_half_life_s: float = Field(
         30.0, gt=0, description="seconds without news after which a worker measured as slow has half its bad name left"
     )
+    explain_requests: int = Field(
+        1000, ge=0, description="last requests whose placement Explain can tell, about 5 kB each; 0 turns it off"
+    )
     context_policy: Literal["clamp", "strict"] = Field(
         "clamp", description="max_tokens beyond the context: clamp cuts it to what is left, strict refuses the request"
     )

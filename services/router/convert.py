@@ -16,6 +16,8 @@ from common.sched.params import SamplingParams
 from pando.v1 import inference_pb2, types_pb2, worker_pb2
 from services.router.job import Chat, Job, Prompt, Wish
 from services.router.member import Identity, Info, Member, Stats
+from services.router.metrics import TIERS
+from services.router.placement import Reuse
 from services.router.policy import Candidate, Plan
 from services.router.prefix_view import Digest, Update
 
@@ -143,6 +145,12 @@ def decode_request(
 
 def _worker_ref(worker: Candidate) -> worker_pb2.WorkerRef:
     return worker_pb2.WorkerRef(worker_id=worker.key[0], incarnation=worker.key[1], address=worker.address)
+
+
+def reuse_from_pb(usage: types_pb2.Usage) -> Reuse:
+    """What a worker's usage tells of reuse and of moving KV."""
+    cached = {tier: getattr(usage.cached_tokens, tier) for tier in TIERS}
+    return Reuse(cached, usage.transfer_bytes, usage.transfer_s)
 
 
 def info_from_pb(message: worker_pb2.GetInfoResponse) -> Info:

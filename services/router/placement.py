@@ -12,6 +12,7 @@ from services.router.load import Charge
 from services.router.policy import Plan
 
 TOKENS_PER_MEASUREMENT = 8
+RUNNING = "running"
 
 
 class Observer(Protocol):
@@ -51,20 +52,35 @@ class Placement:
 
     Attributes:
         started_s: when the plan was made.
+        num_tokens: known tokens when it was made.
         backlog_tokens: prompt tokens that were to be computed until the first token, its own included.
+        first_token_s: time to the first token; None before.
+        reuse: what the last frame told; None before.
+        outcome: running, finished, aborted, or what the owner says of a failure.
     """
 
     def __init__(
-        self, plan: Plan, prompt: Charge, output: Charge, observer: Observer, *, started_s: float, backlog_tokens: int
+        self,
+        plan: Plan,
+        prompt: Charge,
+        output: Charge,
+        observer: Observer,
+        *,
+        started_s: float,
+        num_tokens: int,
+        backlog_tokens: int,
     ) -> None:
         self.plan = plan
         self.started_s = started_s
+        self.num_tokens = num_tokens
         self.backlog_tokens = backlog_tokens
+        self.first_token_s: float | None = None
+        self.reuse: Reuse | None = None
+        self.outcome = RUNNING
         self._prompt = prompt
         self._output = output
         self._observer = observer
         self._open = True
-        self._first_came = False
         self._counted = 0
         self._counted_from_s = started_s
 
@@ -73,8 +89,8 @@ class Placement:
         if not self._open:
             return
         self._output.progress(num_tokens)
-        if not self._first_came:
-            self._first_came = True
+        if self.first_token_s is None:
+            self.first_token_s = now_s - self.started_s
             self._prompt.computed(now_s)
             self._prompt.release()
             self._counted_from_s = now_s
@@ -89,12 +105,15 @@ class Placement:
     def finished(self, reuse: Reuse, now_s: float) -> None:
         """The last frame came."""
         if self._open:
+            self.reuse = reuse
             self._observer.came_last(self, reuse, now_s)
 
     def release(self) -> None:
         """Take back what is left; a second call does nothing."""
         if self._open:
             self._open = False
+            if self.outcome == RUNNING:
+                self.outcome = "aborted" if self.reuse is None else "finished"
             self._prompt.release()
             self._output.release()
             self._observer.ended(self)

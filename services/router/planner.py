@@ -98,7 +98,9 @@ class Planner:
         output = self.load.charge(
             decode, now_s, output_tokens=plan.output_tokens, context_tokens=task.num_tokens + plan.output_tokens
         )
-        placement = Placement(plan, prompt, output, self, started_s=now_s, backlog_tokens=backlog)
+        placement = Placement(
+            plan, prompt, output, self, started_s=now_s, num_tokens=task.num_tokens, backlog_tokens=backlog
+        )
         self._turn += 1
         self._speculations.lapse(now_s)
         promises = [self._speculations.add(computing, task.hashes, landing=False)]

@@ -12,6 +12,7 @@ from common.rpc.server import Context, remaining_s
 from pando.v1 import inference_pb2, inference_pb2_grpc
 from services.router import convert, dispatch
 from services.router.choice import Desk
+from services.router.explaining import explanation_to_pb
 from services.router.intake import Intake
 from services.router.job import Chat, Job
 from services.router.metrics import RequestTrace, outcome_of
@@ -156,6 +157,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Abort(self, request: inference_pb2.AbortRequest, context: Context) -> inference_pb2.AbortResponse:
         """End a running request."""
         return inference_pb2.AbortResponse(found=self._running.abort(request.request_id))
+
+    async def Explain(self, request: inference_pb2.ExplainRequest, context: Context) -> inference_pb2.ExplainResponse:
+        """How a recent request was placed."""
+        desk = self._desk
+        found = desk.decisions.of(request.request_id)
+        return explanation_to_pb(request.request_id, desk.config.policy, found, desk.clock())
 
     @contextmanager
     def _traced(self, request_id: str, deadline_s: float) -> Iterator[RequestTrace]:

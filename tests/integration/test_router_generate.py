@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from common.base.errors import Leg, PeerLost
 from common.base.limits import LimitsConfig
 from common.kv.hashing import block_hashes, prefix_root
 from common.rpc.convert import split_hashes
@@ -282,3 +284,32 @@ async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_encoded(
         assert "at least" in detail.message
         with pytest.raises(grpc.aio.AioRpcError, match="at least"):
             await made.stub.Tokenize(inference_pb2.TokenizeRequest(text="1" * 1_000_000))
+
+
+async def test_a_request_can_be_explained(model_dir: Path) -> None:
+    async with bench(model_dir, ["decode", "decode", "prefill"]) as made:
+        made.workers[0].faults.append(Fault(error=PeerLost("bang", leg=Leg.DECODE)))
+        await made.ask(text_request("word " * 60, max_tokens=9, request_id="to-explain"))
+        told = await made.stub.Explain(inference_pb2.ExplainRequest(request_id="to-explain"))
+        assert told.found and told.policy == "prefix"
+        first, second = told.decisions
+        assert (first.decode_worker, first.prefill_worker) == ("decode-0", "prefill-2")
+        assert first.outcome == "decode: peer_lost" and not first.HasField("reused") and not first.ttft_s
+        assert (second.attempt, second.decode_worker, second.outcome) == (1, "decode-1", "finished")
+        assert second.reused.l1 == 16 and second.ttft_s > 0
+        assert [one.worker_id for one in second.candidates if one.chosen] == ["decode-1", "prefill-2"]
+        unknown = await made.stub.Explain(inference_pb2.ExplainRequest(request_id="nobody's"))
+        assert not unknown.found
+        command = [sys.executable, "-m", "pando.cli.main", "admin", "explain", "to-explain", "--router"]
+        process = await asyncio.create_subprocess_exec(
+            *command, made.router.address, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        output, _ = await process.communicate()
+        assert process.returncode == 0 and b"choice 0, attempt 1" in output and b"16 tokens in l1" in output, output
+
+
+async def test_the_policy_can_be_chosen(model_dir: Path) -> None:
+    async with bench(model_dir, ["decode", "decode", "prefill"], policy="round_robin") as made:
+        for _ in range(4):
+            await made.ask(text_request("word " * 60, max_tokens=2))
+        assert [len(worker.calls) for worker in made.workers[:2]] == [2, 2]
