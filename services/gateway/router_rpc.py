@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from common.base.errors import Cancelled, Leg, NotReady
+from common.base.errors import Cancelled, Leg, NotReady, PandoError, PeerLost
 from common.rpc.channel import ChannelPool
-from common.rpc.errors import from_rpc_error
+from common.rpc.errors import METADATA_KEY, cancelled_elsewhere, from_rpc_error
 from pando.v1 import inference_pb2, inference_pb2_grpc
 
 SERVICE = "pando.v1.Inference"
@@ -47,9 +47,9 @@ class RouterRpc:
             async for frame in call:
                 yield frame
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, Leg.ROUTER) from error
+            raise _failure(error) from error
         except asyncio.CancelledError as error:
-            _raise_unless_remote(error)
+            raise await _meaning(error, call) from error
         finally:
             call.cancel()
 
@@ -91,15 +91,27 @@ class RouterRpc:
         try:
             return await call
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, Leg.ROUTER) from error
+            raise _failure(error) from error
         except asyncio.CancelledError as error:
-            _raise_unless_remote(error)
-            raise AssertionError("unreachable") from error
+            raise await _meaning(error, call) from error
 
 
-def _raise_unless_remote(error: asyncio.CancelledError) -> None:
-    """grpc.aio shows a CANCELLED status from the other side as CancelledError: tell it from our own cancellation."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
+def _failure(error: grpc.aio.AioRpcError) -> PandoError:
+    """What a failed call means here."""
+    if error.code() is grpc.StatusCode.CANCELLED:
+        return _end(error.trailing_metadata())
+    return from_rpc_error(error, Leg.ROUTER)
+
+
+async def _meaning(error: asyncio.CancelledError, call: Any) -> PandoError:
+    """grpc.aio can show a CANCELLED of the other side as CancelledError: tell it from our own cancellation."""
+    if not cancelled_elsewhere():
         raise error
-    raise Cancelled("the request was aborted", leg=Leg.ROUTER) from error
+    return _end(await call.trailing_metadata())
+
+
+def _end(metadata: Any) -> PandoError:
+    """What a CANCELLED means: an abort comes with its detail; without one the connection broke under the call."""
+    if any(key == METADATA_KEY for key, _ in metadata or ()):
+        return Cancelled("the request was aborted", leg=Leg.ROUTER)
+    return PeerLost("the connection to the router was lost", leg=Leg.ROUTER)
