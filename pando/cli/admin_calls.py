@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import Message
 
@@ -18,6 +17,7 @@ from common.rpc.errors import from_rpc_error
 from common.rpc.operator import AUTHORIZATION, read_token
 from pando.cli.errors import BAD_INPUT, CliError
 from pando.cli.members import ALL, registered, registry_of
+from pando.client.fields import what_fits
 from pando.v1 import admin_pb2, admin_pb2_grpc
 
 
@@ -90,8 +90,9 @@ def _check_prefetch(settings: Mapping[str, str]) -> None:
         try:
             ParseDict({name: value}, admin_pb2.Prefetch())
         except ParseError as error:
-            kind = "a whole number of 0 or more" if known[name].type == FieldDescriptor.TYPE_UINT32 else "a number"
-            raise CliError(f"prefetch {name} must be {kind}, not {value!r}", code=BAD_INPUT) from error
+            raise CliError(
+                f"prefetch {name} must be {what_fits(known[name])}, not {value!r}", code=BAD_INPUT
+            ) from error
 
 
 def roles_by_worker(fleet: Fleet) -> dict[str, list[str]]:

@@ -83,8 +83,7 @@ class AsyncClient:
         def begin(timeout_s: float) -> _GrpcCall:
             return _GrpcCall(stub.Generate(request, timeout=timeout_s, metadata=self._metadata), self.target)
 
-        timeout_s = given.get("timeout_s", self._timeout_s)
-        return AsyncStream(begin, request.request_id, request.n or 1, self._retry, timeout_s)
+        return AsyncStream(begin, given, self._retry, self._timeout_s)
 
     async def tokenize(
         self, prompt: Prompt, *, add_special_tokens: bool = True, model: str = "", timeout_s: float | None = None

@@ -118,12 +118,12 @@ class AsyncHttpClient:
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
         """Continue a prompt and return the chunks as they come; use it in an `async with`."""
         given = convert.checked(options)
+        convert.generate_request(prompt, given)  # for its checks, which are those of the other clients
 
         def begin(timeout_s: float) -> _HttpCall:
             return _HttpCall(self, self._streams, prompt, given, timeout_s)
 
-        timeout_s = given.get("timeout_s", self._timeout_s)
-        return AsyncStream(begin, given["request_id"], given.get("n", 1), self._retry, timeout_s)
+        return AsyncStream(begin, given, self._retry, self._timeout_s)
 
     async def tokenize(
         self, prompt: Prompt, *, add_special_tokens: bool = True, model: str = "", timeout_s: float | None = None

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from common.base.errors import Cancelled, DeadlineExceeded, PandoError
 from pando.client.assembly import Assembly
-from pando.client.retry import Retry
+from pando.client.convert import attribute
+from pando.client.retry import MAX_TIMEOUT_S, Retry
 from pando.client.types import Chunk, Generation
 
 T = TypeVar("T")
@@ -38,14 +39,21 @@ class AsyncStream:
     """
 
     def __init__(
-        self, begin: Callable[[float], AsyncCall], request_id: str, n: int, retry: Retry, timeout_s: float
+        self, begin: Callable[[float], AsyncCall], options: Mapping[str, Any], retry: Retry, timeout_s: float
     ) -> None:
-        """`begin` starts a call that has so many seconds; the first one starts at once."""
-        self.request_id = request_id
+        """`begin` starts a call that has so many seconds; the first one starts at once.
+
+        Args:
+            options: of the request, `convert.checked`.
+            timeout_s: where they name no deadline.
+        """
+        self.request_id: str = options["request_id"]
+        self._options = options
         self._begin = begin
         self._retry = retry
+        timeout_s = min(options.get("timeout_s", timeout_s), MAX_TIMEOUT_S)
         self._ends_at = time.monotonic() + timeout_s
-        self._assembly = Assembly(request_id, n)
+        self._assembly = Assembly(self.request_id, options.get("n", 1))
         self._left = False
         self._call = begin(timeout_s)
         self._chunks = self._run()
@@ -92,7 +100,7 @@ class AsyncStream:
                 self._assembly.check_complete()
                 return
             except PandoError as error:
-                error.request_id = error.request_id or self.request_id
+                attribute(error, self._options)
                 pause_s = None if came else self._retry.pause_s(error, attempt, random.random())
                 if pause_s is None or time.monotonic() + pause_s >= self._ends_at:
                     raise
@@ -109,7 +117,7 @@ async def ask(once: Callable[[float], Awaitable[T]], retry: Retry, timeout_s: fl
     Args:
         once: makes one try that has so many seconds; raises PandoError.
     """
-    ends_at = time.monotonic() + timeout_s
+    ends_at = time.monotonic() + min(timeout_s, MAX_TIMEOUT_S)
     attempt = 1
     while True:
         left_s = ends_at - time.monotonic()

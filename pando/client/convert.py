@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from common.base.errors import Cancelled, InvalidRequest
+from common.base.errors import Cancelled, InvalidRequest, PandoError
 from common.base.ids import new_request_id, new_seed
+from pando.client.fields import content_text, json_text, put
 from pando.client.types import (
     CachedTokens,
     Chat,
@@ -49,6 +50,7 @@ _TENANT = ("tenant", "tenant_weight")
 _REQUEST = ("model", "n", "request_id", "cache_salt", "priority", "session_id", "return_prompt_token_ids", *_TENANT)
 _OTHER = ("stop", "timeout_s")
 GRAMMARS = ("regex", "json_schema", "choices", "ebnf", "structural_tag")
+JSON_GRAMMARS = ("json_schema", "structural_tag")
 _KNOWN = frozenset((*_SAMPLING, *_REQUEST, *_OTHER, *GRAMMARS))
 _FINISH: dict[int, FinishReason] = {types_pb2.FINISH_REASON_STOP: "stop", types_pb2.FINISH_REASON_LENGTH: "length"}
 
@@ -61,14 +63,36 @@ def checked(options: Options) -> dict[str, Any]:
 
     Raises:
         TypeError: an option that does not exist.
-        InvalidRequest: more than one constraint on the output.
+        InvalidRequest: more than one constraint on the output, or a number that is none.
     """
     given = {name: value for name, value in cast(dict[str, Any], options).items() if value is not None}
     if unknown := given.keys() - _KNOWN:
         raise TypeError(f"unknown option {min(unknown)!r}")
     if len(grammars := [name for name in GRAMMARS if name in given]) > 1:
         raise InvalidRequest(f"{grammars[0]} and {grammars[1]} exclude each other", param=grammars[1])
+    for name, value in given.items():
+        if not all(map(_is_finite, value.values() if isinstance(value, Mapping) else (value,))):
+            raise InvalidRequest(f"{name} must be finite", param=name)
+    _check_positive(given, "timeout_s", int | float)
+    _check_positive(given, "n", int)
     return {"request_id": new_request_id(), "seed": new_seed(), **given}
+
+
+def _is_finite(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _check_positive(given: Mapping[str, Any], name: str, kind: Any) -> None:
+    value = given.get(name, 1)
+    if not isinstance(value, kind) or isinstance(value, bool) or value <= 0:
+        raise InvalidRequest(f"{name} must be a number above 0", param=name)
+
+
+def attribute(error: PandoError, options: Mapping[str, Any]) -> None:
+    """Make an error speak of the caller's request: by its id, and of the constraint by the option's name."""
+    error.request_id = error.request_id or options["request_id"]
+    if error.param == "response_format":
+        error.param = next((name for name in GRAMMARS if name in options), error.param)
 
 
 def as_chat(prompt: Prompt) -> Chat | None:
@@ -77,12 +101,14 @@ def as_chat(prompt: Prompt) -> Chat | None:
         return None
     if isinstance(prompt, Chat):
         return prompt
-    return Chat(cast(Any, prompt)) if prompt and isinstance(prompt[0], Mapping) else None
+    if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
+        return Chat(cast(Any, prompt))
+    return None
 
 
 def as_ids(prompt: Prompt) -> Sequence[int]:
     """The token ids of a prompt that is neither text nor a conversation. Raises InvalidRequest."""
-    ids = () if isinstance(prompt, str | Chat) else tuple(prompt)
+    ids = tuple(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str | bytes) else ()
     numbers = [token for token in ids if isinstance(token, int)]
     if not ids or len(numbers) != len(ids):
         raise InvalidRequest("a prompt is text, messages or token ids, and not empty", param="prompt")
@@ -100,29 +126,29 @@ def generate_request(prompt: Prompt, options: Mapping[str, Any]) -> inference_pb
     if chat is not None:
         request.chat.CopyFrom(chat_to_pb(chat))
     elif isinstance(prompt, str):
-        request.text = prompt
+        put(request, "text", prompt, "prompt")
     else:
-        _put(request, "token_ids", {"ids": as_ids(prompt)})
+        put(request.token_ids, "ids", as_ids(prompt), "prompt")
     for name in _REQUEST:
         if name in options:
-            _put(request, name, options[name])
+            put(request, name, options[name])
     for name in _SAMPLING:
         if name in options:
-            _put(request.sampling, name, options[name])
-    request.sampling.stop.extend(stops(options))
+            put(request.sampling, name, options[name])
+    put(request.sampling, "stop", stops(options))
     _put_grammar(request.sampling.grammar, options)
     return request
 
 
-def stops(options: Mapping[str, Any]) -> list[str]:
-    """Stop strings as a list."""
+def stops(options: Mapping[str, Any]) -> Any:
+    """Stop strings as a list; what is no text is as it came."""
     stop = options.get("stop", ())
-    return [stop] if isinstance(stop, str) else list(stop)
+    return [stop] if isinstance(stop, str) else stop
 
 
-def schema_text(schema: str | Mapping[str, Any]) -> str:
-    """A JSON schema as text."""
-    return schema if isinstance(schema, str) else json.dumps(schema)
+def schema_text(schema: str | Mapping[str, Any], param: str = "json_schema") -> str:
+    """What is written in JSON as text. Raises InvalidRequest."""
+    return schema if isinstance(schema, str) else json_text(schema, param)
 
 
 def _put_grammar(grammar: types_pb2.Grammar, options: Mapping[str, Any]) -> None:
@@ -131,18 +157,11 @@ def _put_grammar(grammar: types_pb2.Grammar, options: Mapping[str, Any]) -> None
             continue
         value = options[name]
         if name == "choices":
-            value = {"values": list(value)}
-        elif name == "json_schema":
-            value = schema_text(value)
-        _put(grammar, name, value)
-
-
-def _put(message: Any, name: str, value: Any) -> None:
-    """Set a field of any kind, with the error that a caller understands."""
-    try:
-        message.MergeFrom(type(message)(**{name: value}))
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"{name}: {error}", param=name) from error
+            choices = types_pb2.Grammar.Choices()
+            put(choices, "values", value, name)
+            grammar.choices.CopyFrom(choices)
+        else:
+            put(grammar, name, schema_text(value, name) if name in JSON_GRAMMARS else value)
 
 
 def chat_to_pb(chat: Chat) -> types_pb2.ChatPrompt:
@@ -150,23 +169,20 @@ def chat_to_pb(chat: Chat) -> types_pb2.ChatPrompt:
     return types_pb2.ChatPrompt(
         messages=[_message(message) for message in chat.messages],
         continue_final_message=chat.continue_final_message,
-        template_kwargs_json=json.dumps(dict(chat.template_kwargs)) if chat.template_kwargs else "",
-        tools_json=json.dumps(list(chat.tools)) if chat.tools else "",
+        template_kwargs_json=json_text(dict(chat.template_kwargs), "template_kwargs") if chat.template_kwargs else "",
+        tools_json=json_text(list(chat.tools), "tools") if chat.tools else "",
     )
 
 
 def _message(message: Mapping[str, Any]) -> types_pb2.ChatMessage:
-    content = message.get("content") or ""
-    if not isinstance(content, str) or not isinstance(message.get("role"), str):
-        raise InvalidRequest("a message needs a role and its content as text", param="messages")
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise InvalidRequest("a message needs a role", param="messages")
     calls = message.get("tool_calls")
-    return types_pb2.ChatMessage(
-        role=message["role"],
-        content=content,
-        name=message.get("name") or "",
-        tool_calls_json=json.dumps(calls) if calls else "",
-        tool_call_id=message.get("tool_call_id") or "",
-    )
+    result = types_pb2.ChatMessage(tool_calls_json=json_text(calls, "messages") if calls else "")
+    put(result, "content", content_text(message.get("content")), "messages")
+    for name in ("role", "name", "tool_call_id"):
+        put(result, name, message.get(name) or "", "messages")
+    return result
 
 
 def tokenize_request(prompt: Prompt, model: str, add_special_tokens: bool) -> inference_pb2.TokenizeRequest:
@@ -176,7 +192,9 @@ def tokenize_request(prompt: Prompt, model: str, add_special_tokens: bool) -> in
         return inference_pb2.TokenizeRequest(model=model, chat=chat_to_pb(chat))
     if not isinstance(prompt, str):
         raise InvalidRequest("text or messages are required", param="prompt")
-    return inference_pb2.TokenizeRequest(model=model, text=prompt, add_special_tokens=add_special_tokens)
+    request = inference_pb2.TokenizeRequest(model=model, add_special_tokens=add_special_tokens)
+    put(request, "text", prompt, "prompt")
+    return request
 
 
 def detokenize_request(
@@ -184,7 +202,7 @@ def detokenize_request(
 ) -> inference_pb2.DetokenizeRequest:
     """The message for token ids. Raises InvalidRequest."""
     request = inference_pb2.DetokenizeRequest(model=model, skip_special_tokens=skip_special_tokens)
-    _put(request, "token_ids", token_ids)
+    put(request, "token_ids", token_ids)
     return request
 
 

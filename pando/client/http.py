@@ -120,6 +120,7 @@ class HttpClient:
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
         """Continue a prompt and return the chunks as they come; use it in a `with`."""
         given = convert.checked(options)
+        convert.generate_request(prompt, given)  # for its checks, which are those of the other clients
         sent = self._sendable(prompt, given)
         body = http_codec.generate_body(sent, given)
         shown = sent if given.get("return_prompt_token_ids") and not isinstance(sent, str) else ()
@@ -128,8 +129,7 @@ class HttpClient:
             reader = http_codec.EventReader(given["request_id"], given, shown)
             return _HttpCall(self._streams, body, reader, timeout_s)
 
-        timeout_s = given.get("timeout_s", self._timeout_s)
-        return Stream(begin, given["request_id"], given.get("n", 1), self._retry, timeout_s)
+        return Stream(begin, given, self._retry, self._timeout_s)
 
     def tokenize(
         self, prompt: Prompt, *, add_special_tokens: bool = True, model: str = "", timeout_s: float | None = None

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from common.base.errors import Internal, Leg, PandoError, PeerLost, Unsupported
-from pando.client.convert import GRAMMARS, as_chat, schema_text, stops
+from pando.client.convert import GRAMMARS, JSON_GRAMMARS, as_chat, schema_text, stops
 from pando.client.types import (
     CachedTokens,
     Chunk,
@@ -48,7 +48,16 @@ _SAMPLING = {
     },
 }
 _TOP = {"model": "model", "request_id": "rid", "cache_salt": "cache_salt", "priority": "priority"}
-_CODES = {400: "invalid_request", 401: "permission_denied", 404: "model_not_found", 413: "invalid_request", 429: "overloaded"}
+_OPTIONS = {theirs: ours for ours, theirs in (_SAMPLING | _TOP).items()}
+_OPTIONS |= {"text": "prompt", "input_ids": "prompt", "top_logprobs_num": "logprobs"}
+"""Field of the native format -> the caller's option."""
+_CODES = {
+    400: "invalid_request",
+    401: "permission_denied",
+    404: "model_not_found",
+    413: "invalid_request",
+    429: "overloaded",
+}
 _CODES |= {499: "cancelled", 501: "unsupported", 502: "peer_lost", 503: "unavailable", 504: "deadline_exceeded"}
 _ESCAPED = re.compile(r"\\x([0-9a-f]{2})")
 
@@ -64,8 +73,7 @@ def generate_body(prompt: str | Sequence[int], options: Mapping[str, Any]) -> di
             raise Unsupported(f"{name} needs the gRPC client; over HTTP the API key tells the tenant", param=name)
     sampling = {theirs: options[ours] for ours, theirs in _SAMPLING.items() if ours in options}
     sampling |= {name: options[name] for name in GRAMMARS if name in options}
-    if "json_schema" in options:
-        sampling["json_schema"] = schema_text(options["json_schema"])
+    sampling |= {name: schema_text(options[name], name) for name in JSON_GRAMMARS if name in options}
     if "logit_bias" in options:
         sampling["logit_bias"] = {str(token): bias for token, bias in options["logit_bias"].items()}
     if "stop" in options:
@@ -156,11 +164,12 @@ def error_of(status: int, body: Any, retry_after_s: float) -> PandoError:
     reason = str(fields.get("code") or "")
     known = _classes(PandoError)
     fallback = known.get(_CODES.get(status, "invalid_request" if 400 <= status < 500 else "internal"), Internal)
+    param = str(fields.get("param") or "").removeprefix("sampling_params.")
     return known.get(reason, fallback)(
         str(fields.get("message") or f"HTTP status {status}"),
         reason=reason,
         leg=Leg.GATEWAY,
-        param=str(fields.get("param") or ""),
+        param=_OPTIONS.get(param, param),
         retry_after_s=retry_after_s,
     )
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from common.base.errors import Overloaded, PandoError, Unavailable
 
+MAX_TIMEOUT_S = 1e7
+"""A longer deadline is none: four months; sockets and gRPC take no larger numbers."""
+
 
 @dataclass(slots=True, frozen=True)
 class Retry:

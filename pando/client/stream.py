@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from common.base.errors import Cancelled, DeadlineExceeded, PandoError
 from pando.client.assembly import Assembly
-from pando.client.retry import Retry
+from pando.client.convert import attribute
+from pando.client.retry import MAX_TIMEOUT_S, Retry
 from pando.client.types import Chunk, Generation
 
 T = TypeVar("T")
@@ -38,13 +39,22 @@ class Stream:
         request_id: for `abort` and for the logs.
     """
 
-    def __init__(self, begin: Callable[[float], Call], request_id: str, n: int, retry: Retry, timeout_s: float) -> None:
-        """`begin` starts a call that has so many seconds; the first one starts at once."""
-        self.request_id = request_id
+    def __init__(
+        self, begin: Callable[[float], Call], options: Mapping[str, Any], retry: Retry, timeout_s: float
+    ) -> None:
+        """`begin` starts a call that has so many seconds; the first one starts at once.
+
+        Args:
+            options: of the request, `convert.checked`.
+            timeout_s: where they name no deadline.
+        """
+        self.request_id: str = options["request_id"]
+        self._options = options
         self._begin = begin
         self._retry = retry
+        timeout_s = min(options.get("timeout_s", timeout_s), MAX_TIMEOUT_S)
         self._ends_at = time.monotonic() + timeout_s
-        self._assembly = Assembly(request_id, n)
+        self._assembly = Assembly(self.request_id, options.get("n", 1))
         self._left = threading.Event()
         self._call = begin(timeout_s)
         self._chunks = self._run()
@@ -84,7 +94,7 @@ class Stream:
                 self._assembly.check_complete()
                 return
             except PandoError as error:
-                error.request_id = error.request_id or self.request_id
+                attribute(error, self._options)
                 pause_s = None if came else self._retry.pause_s(error, attempt, random.random())
                 if pause_s is None or time.monotonic() + pause_s >= self._ends_at:
                     raise
@@ -100,7 +110,7 @@ def ask(once: Callable[[float], T], retry: Retry, timeout_s: float) -> T:
     Args:
         once: makes one try that has so many seconds; raises PandoError.
     """
-    ends_at = time.monotonic() + timeout_s
+    ends_at = time.monotonic() + min(timeout_s, MAX_TIMEOUT_S)
     attempt = 1
     while True:
         left_s = ends_at - time.monotonic()

@@ -38,7 +38,7 @@ class Options(TypedDict, total=False):
     """Everything `generate` and `stream` take beside the prompt.
 
     `regex`, `json_schema`, `choices`, `ebnf` and `structural_tag` constrain the output; at most one of them. A schema
-    is JSON text or a mapping. `prompt_logprobs_start` is the position of the first prompt token whose logprob is
+    or tag is JSON text or a mapping. `prompt_logprobs_start` is the position of the first prompt token whose logprob is
     wanted; what comes before may be found in the cache. `timeout_s` is the deadline of the whole call with its retries.
     Where requests wait, each `tenant` gets a share by its `tenant_weight` (1 to 100); over HTTP the API key tells both.
     """
@@ -68,7 +68,7 @@ class Options(TypedDict, total=False):
     json_schema: str | Mapping[str, Any]
     choices: Sequence[str]
     ebnf: str
-    structural_tag: str
+    structural_tag: str | Mapping[str, Any]
     request_id: str
     cache_salt: str
     priority: int

@@ -33,9 +33,12 @@ def refusal(*arguments: str) -> CliError:
         (("policy", "--prefetch", "speed=1"), "prefetch has no setting 'speed'"),
         (
             ("policy", "--prefetch", "min_tokens=many"),
-            "prefetch min_tokens must be a whole number of 0 or more, not 'm",
+            "prefetch min_tokens must be a whole number from 0 to 4294967295, not '",
         ),
-        (("policy", "--prefetch", "min-tokens=-5"), "prefetch min_tokens must be a whole number of 0 or more, not '-5"),
+        (
+            ("policy", "--prefetch", "min-tokens=-5"),
+            "prefetch min_tokens must be a whole number from 0 to 4294967295, not '-",
+        ),
         (("attach", "file", "--prefetch", "deadline_s=soon"), "prefetch deadline_s must be a number, not 'soon'"),
         (("failpoint", "disarm"), "--all"),
         (("failpoint", "disarm", "l3.read", "--all"), "--all"),

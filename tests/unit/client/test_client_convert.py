@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pando.client import convert
+from pando.client.fields import what_fits
 from pando.client.types import Chat, Options
 from pando.errors import Cancelled, InvalidRequest
 from pando.v1 import inference_pb2, types_pb2
@@ -74,6 +75,8 @@ def test_what_is_not_given_stays_unset_but_for_id_and_seed() -> None:
         ({"json_schema": {"type": "object"}}, types_pb2.Grammar(json_schema='{"type": "object"}')),
         ({"json_schema": "{}"}, types_pb2.Grammar(json_schema="{}")),
         ({"structural_tag": "{}"}, types_pb2.Grammar(structural_tag="{}")),
+        ({"structural_tag": {"a": 1}}, types_pb2.Grammar(structural_tag='{"a": 1}')),
+        ({"choices": []}, types_pb2.Grammar(choices=types_pb2.Grammar.Choices())),
         ({"choices": ["a", "b"]}, types_pb2.Grammar(choices=types_pb2.Grammar.Choices(values=["a", "b"]))),
     ],
 )
@@ -86,7 +89,10 @@ def test_no_constraint_sets_none() -> None:
 
 
 def test_prompts() -> None:
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+    ]
     assert list(request_of([3, 1]).token_ids.ids) == [3, 1]
     chat = request_of(messages).chat
     assert [(m.role, m.content, m.tool_calls_json) for m in chat.messages] == [
@@ -105,17 +111,74 @@ def test_prompts() -> None:
         ("x", {"regex": "a", "ebnf": "b"}, "ebnf"),
         ("x", {"max_tokens": -1}, "max_tokens"),
         ("x", {"temperature": "hot"}, "temperature"),
+        ("x", {"temperature": float("nan")}, "temperature"),
+        ("x", {"logit_bias": {1: float("inf")}}, "logit_bias"),
+        ("x", {"logit_bias": {-1: 1.0}}, "logit_bias"),
+        ("x", {"logit_bias": [1]}, "logit_bias"),
+        ("x", {"seed": 2**64}, "seed"),
+        ("x", {"priority": "high"}, "priority"),
+        ("x", {"n": 0}, "n"),
+        ("x", {"n": True}, "n"),
+        ("x", {"stop": 5}, "stop"),
+        ("x", {"stop": [1]}, "stop"),
+        ("x", {"stop": "\ud800"}, "stop"),
+        ("x", {"stop_token_ids": "12"}, "stop_token_ids"),
+        ("x", {"choices": "abc"}, "choices"),
+        ("x", {"choices": [1]}, "choices"),
+        ("x", {"regex": 5}, "regex"),
+        ("x", {"json_schema": {"enum": {1}}}, "json_schema"),
+        ("x", {"structural_tag": [object()]}, "structural_tag"),
+        ("x", {"timeout_s": 0}, "timeout_s"),
+        ("x", {"timeout_s": "5"}, "timeout_s"),
+        ("x", {"timeout_s": float("inf")}, "timeout_s"),
+        ("\ud800", {}, "prompt"),
+        (b"hi", {}, "prompt"),
+        (5, {}, "prompt"),
         ([], {}, "prompt"),
         ([1, "x"], {}, "prompt"),
-        ([2**40], {}, "token_ids"),
+        ([True], {}, "prompt"),
+        ([2**40], {}, "prompt"),
         ([{"role": "user", "content": [{"type": "text"}]}], {}, "messages"),
+        ([{"role": "user", "content": [{"type": "image_url", "text": "x"}]}], {}, "messages"),
+        ([{"role": "user", "content": 5}], {}, "messages"),
+        ([{"role": "user", "content": "\ud800"}], {}, "messages"),
+        ([{"role": "user", "name": 5}], {}, "messages"),
+        ([{"role": "user", "tool_calls": [object()]}], {}, "messages"),
         ([{"content": "x"}], {}, "messages"),
+        ([{"role": "user"}, "x"], {}, "messages"),
+        (Chat(({"role": "user"},), tools=({"x": {1}},)), {}, "tools"),
     ],
 )
 def test_what_no_message_can_hold(prompt: Any, options: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         request_of(prompt, **options)
     assert refused.value.param == param
+    for word in ("pando.v1", "Value out of range", "interpreted", "built-in", "codec"):
+        assert word not in str(refused.value), "the words of protobuf or Python"
+
+
+def test_a_field_is_described_by_what_fits_it() -> None:
+    for message in (types_pb2.SamplingParams, inference_pb2.GenerateRequest, types_pb2.Grammar.Choices):
+        for field in message.DESCRIPTOR.fields:
+            if field.message_type is None or field.message_type.GetOptions().map_entry:
+                assert what_fits(field), field.name
+    bias = types_pb2.SamplingParams.DESCRIPTOR.fields_by_name["logit_bias"]
+    assert what_fits(bias) == "a mapping of whole number from 0 to 4294967295 to number"
+
+
+def test_text_parts_are_joined_as_the_gateway_does() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": " b"}]
+    assert request_of([{"role": "user", "content": parts}]).chat.messages[0].content == "a b"
+
+
+def test_an_error_names_the_option_that_constrains_and_the_request() -> None:
+    options = convert.checked({"regex": "("})
+    error = InvalidRequest("bad", param="response_format")
+    convert.attribute(error, options)
+    assert (error.param, error.request_id) == ("regex", options["request_id"])
+    other = InvalidRequest("bad", param="stop", request_id="r")
+    convert.attribute(other, options)
+    assert (other.param, other.request_id) == ("stop", "r")
 
 
 def test_unknown_options_are_typos() -> None:

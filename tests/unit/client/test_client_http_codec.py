@@ -134,6 +134,12 @@ def test_errors_keep_their_class(status: int, code: str, kind: type[PandoError])
     assert (error.message, error.param, error.retry_after_s) == ("m", "p", 2.0)
 
 
+def test_errors_name_the_option_and_not_the_field_of_the_native_format() -> None:
+    named = {"sampling_params.max_new_tokens": "max_tokens", "sampling_params.n": "n", "text": "prompt", "": ""}
+    for field, option in {**named, "rid": "request_id", "sampling_params.regex": "regex"}.items():
+        assert error_of(400, {"error": {"message": "m", "param": field or None}}, 0.0).param == option
+
+
 def test_an_error_without_a_body() -> None:
     error = error_of(503, None, 0.0)
     assert isinstance(error, Unavailable) and "503" in error.message

@@ -62,10 +62,12 @@ class Calls:
         return self.made[-1]
 
     def stream(self, n: int = 1, retry: Retry = QUICK, timeout_s: float = 60.0) -> stream.Stream:
-        return stream.Stream(self.begin, "r", n, retry, timeout_s)
+        return stream.Stream(self.begin, {"request_id": "r", "n": n}, retry, timeout_s)
 
     def async_stream(self, retry: Retry = QUICK) -> async_stream.AsyncStream:
-        return async_stream.AsyncStream(lambda timeout_s: AsyncFake(self.begin(timeout_s)), "r", 1, retry, 60.0)
+        return async_stream.AsyncStream(
+            lambda timeout_s: AsyncFake(self.begin(timeout_s)), {"request_id": "r"}, retry, 60.0
+        )
 
 
 def test_collect_returns_what_was_iterated_too() -> None:
