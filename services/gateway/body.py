@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, TypeVar
+from collections.abc import Collection
+from typing import Any, TypeVar, get_args
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -113,7 +114,7 @@ def parse(model: type[B], raw: bytes) -> B:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise shape_error(error) from error
+        raise shape_error(error, model) from error
 
 
 def _check_depth(body: dict[str, Any]) -> None:
@@ -123,21 +124,33 @@ def _check_depth(body: dict[str, Any]) -> None:
             raise InvalidRequest(f"{param}: nested deeper than {_MAX_DEPTH} levels", param=param)
 
 
-def shape_error(error: ValidationError) -> InvalidRequest:
-    """The most specific complaint about a body, with the field as the client wrote it."""
+def shape_error(error: ValidationError, model: type[Body]) -> InvalidRequest:
+    """The most specific complaint about a body of this model, with the field as the client wrote it."""
     detail = max(error.errors(include_url=False, include_context=False), key=lambda item: len(item["loc"]))
-    param = param_of(detail["loc"])
+    param = param_of(detail["loc"], model)
     if detail["type"] == "missing":
         return InvalidRequest(f"{param}: this field is required", param=param, reason="missing_field")
     return InvalidRequest(f"{param}: {detail['msg']}", param=param)
 
 
-def param_of(loc: tuple[int | str, ...]) -> str:
-    """A field's path: `stop`, `messages[0].role`. What pydantic adds for branches of unions is left out."""
+def param_of(loc: tuple[int | str, ...], model: type[Body]) -> str:
+    """A field's path: `stop`, `messages[0].role`, `stream_options.include_usage`.
+
+    What pydantic adds for branches of unions is left out.
+    """
     name = str(loc[0]) if loc else ""
     if len(loc) > 2 and isinstance(loc[1], int):
         name += f"[{loc[1]}].{loc[2]}"
+    elif len(loc) > 1 and loc[1] in _inner_fields(model, name):
+        name += f".{loc[1]}"
     return name
+
+
+def _inner_fields(model: type[Body], name: str) -> Collection[str]:
+    """Names in a field that is an object of known shape."""
+    field = model.model_fields.get(name)
+    kinds = get_args(field.annotation) if field is not None else ()
+    return next((kind.model_fields for kind in kinds if isinstance(kind, type) and issubclass(kind, Body)), ())
 
 
 def json_text(value: Any) -> str:

@@ -48,7 +48,8 @@ def chat(**fields: Any) -> ChatRequest:
         ({"logit_bias": [1]}, "logit_bias"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"stream": True, "stream_options": 5}, "stream_options"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities"),
@@ -103,9 +104,20 @@ def test_not_a_json_object(raw: bytes) -> None:
 
 
 def test_param_leaves_out_branches_of_unions() -> None:
-    assert param_of(("stop", "list[str]", 0)) == "stop"
-    assert param_of(("messages", 2, "content", "str")) == "messages[2].content"
-    assert param_of(()) == ""
+    assert param_of(("stop", "list[str]", 0), ChatRequest) == "stop"
+    assert param_of(("messages", 2, "content", "str"), ChatRequest) == "messages[2].content"
+    assert param_of((), ChatRequest) == ""
+
+
+def test_param_names_the_field_of_an_inner_object() -> None:
+    for fields, param in (
+        ({"n": 0}, "sampling_params.n"),
+        ({"stop": [1]}, "sampling_params.stop"),
+        ({"regex": 5}, "sampling_params.regex"),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            parse(GenerateBody, orjson.dumps({"text": "a", "sampling_params": fields}))
+        assert caught.value.param == param and caught.value.message.startswith(param)
 
 
 @pytest.mark.parametrize("field", ["tools", "user", "unknown"])
