@@ -116,7 +116,7 @@ class Intake:
         one = self._holdings.objects.get(call.offer.names[index])
         if one is None or one.length != call.offer.extents[index].length:
             return False
-        self._holdings.objects.touch([one])
+        self._holdings.objects.refresh(one)
         return True
 
     async def _take_all(self, call: _Call, mine: Sequence[int]) -> None:

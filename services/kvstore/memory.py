@@ -1,12 +1,11 @@
 """The memory tier of one node: whose bytes lie in the arena, and who leaves first. Pure, like objects.py, its user.
 
-Memory is full before anything is evicted, least recently used first: what the disk has as well, then what was not
-written yet, then what is softly pinned. What is pinned stays; whoever is found pinned counts as just used.
+Memory is full before anything is evicted: what the disk has as well, then what was not written yet, then what is softly
+pinned; of these, in the order of order.py. What is pinned stays.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -14,6 +13,7 @@ from itertools import islice
 
 from common.cache.kvstore_arena import Arena, Run
 from common.cache.l3 import HEADER_BYTES
+from services.kvstore.order import Ghosts, Order
 
 
 class Rank(IntEnum):
@@ -38,6 +38,7 @@ class Object:
         rank: of eviction.
         on_disk: whether the log has it.
         used: looked up since it came into memory.
+        proven: used again, and so evicted later (order.py).
         pins: leases and writes that need it; it keeps its bytes until there are none.
         visible: committed and not removed.
     """
@@ -51,6 +52,7 @@ class Object:
     rank: Rank = Rank.PLAIN
     on_disk: bool = False
     used: bool = False
+    proven: bool = False
     pins: int = 0
     visible: bool = False
 
@@ -77,7 +79,8 @@ class Memory:
         self.num_bytes = 0
         self.limit_bytes = limit_bytes
         self._arena = arena
-        self._orders: tuple[OrderedDict[Object, None], ...] = tuple(OrderedDict() for _ in Rank)
+        self._orders: tuple[Order[Object], ...] = tuple(Order() for _ in Rank)
+        self._ghosts = Ghosts()
 
     def could_hold(self, one: Object) -> bool:
         """Whether it would fit if everything else went."""
@@ -106,15 +109,28 @@ class Memory:
         if one.run is not None:
             self._arena.free(one.run)
             self.num_bytes -= one.num_bytes
-            one.run, one.header, one.record, one.used = None, b"", b"", False
+            one.run, one.header, one.record, one.used, one.proven = None, b"", b"", False, False
 
     def enlist(self, one: Object) -> None:
-        """It may be evicted from now on, after all others of its rank."""
-        self._orders[one.rank][one] = None
+        """It may be evicted from now on; of its rank it was used last."""
+        one.proven = one.proven or self._ghosts.recall(one.name)
+        self._orders[one.rank].add(one)
 
     def strike(self, one: Object) -> None:
         """It is no longer for eviction; fine when it was not."""
-        self._orders[one.rank].pop(one, None)
+        self._orders[one.rank].discard(one)
+
+    def lost(self, one: Object) -> None:
+        """It was evicted and is nowhere else: should it come again, it was worth keeping."""
+        self._ghosts.add(one.name, self._arena.num_pages)
+
+    def change_rank(self, one: Object, rank: Rank) -> None:
+        """Give an object another rank; if it may be evicted, then after all others of that rank."""
+        may_be_evicted = one in self._orders[one.rank]
+        self.strike(one)
+        one.rank = rank
+        if may_be_evicted:
+            self.enlist(one)
 
     def touch(self, path: Iterable[Object]) -> None:
         """Visible objects in memory were used just now, the last of them last; others are passed over."""
@@ -122,18 +138,18 @@ class Memory:
         for one in path:
             if one.visible and one.run is not None:
                 one.used = True
-                orders[one.rank].move_to_end(one)
+                orders[one.rank].use(one)
+
+    def refresh(self, one: Object) -> None:
+        """A visible object is wanted, though nobody has used it."""
+        if one.run is not None:
+            one.used = True
+            self._orders[one.rank].refresh(one)
 
     def oldest(self, limit: int) -> Iterator[Object]:
-        """The first of each rank, least recently used first."""
+        """The first of each rank, those that leave first."""
         for order in self._orders:
             yield from islice(order, limit)
 
     def _victim(self) -> Object | None:
-        for order in self._orders:
-            for _ in range(len(order)):
-                one = next(iter(order))
-                if not one.pins:
-                    return one
-                order.move_to_end(one)
-        return None
+        return next((one for order in self._orders if (one := order.victim()) is not None), None)

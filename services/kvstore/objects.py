@@ -77,6 +77,10 @@ class Objects:
         """They were used, as one path: its beginning counts as used last, so that ends are evicted first."""
         self.memory.touch(reversed(path))
 
+    def refresh(self, one: Object) -> None:
+        """Somebody would have written it again."""
+        self.memory.refresh(one)
+
     def pin(self, one: Object) -> None:
         """Keep its bytes until `unpin`."""
         one.pins += 1
@@ -100,6 +104,10 @@ class Objects:
         one.pins -= 1
         if not one.pins and not one.visible:
             self.memory.free(one)
+
+    def pin_softly(self, one: Object) -> None:
+        """Evict a visible object from memory after all that are not softly pinned."""
+        self.memory.change_rank(one, Rank.SOFT_PINNED)
 
     def stage(self, new: Object) -> Refusal | None:
         """Give an object pages that nobody sees yet; None when it has them. Evicts what is needed."""
@@ -178,9 +186,7 @@ class Objects:
         self.unwritten_bytes -= one.num_bytes
         self._put_on_disk(one)
         if one.rank is Rank.UNWRITTEN:
-            self.memory.strike(one)
-            one.rank = Rank.PLAIN
-            self.memory.enlist(one)
+            self.memory.change_rank(one, Rank.PLAIN)
 
     def dropped(self, name: bytes) -> Object | None:
         """The log no longer has an object; returns it if it should be written again, since it is still used."""
@@ -193,9 +199,7 @@ class Objects:
         self._take_off_disk(one)
         self.unwritten_bytes += one.num_bytes
         if one.rank is Rank.PLAIN:
-            self.memory.strike(one)
-            one.rank = Rank.UNWRITTEN
-            self.memory.enlist(one)
+            self.memory.change_rank(one, Rank.UNWRITTEN)
         again, one.used = one.used, False  # once per use, or a disk smaller than memory would be written for ever
         return one if again else None
 
@@ -230,6 +234,7 @@ class Objects:
             self.memory.strike(one)
             self.memory.free(one)
         else:
+            self.memory.lost(one)
             self._remove(one)
 
     def _remove(self, one: Object) -> None:

@@ -88,15 +88,48 @@ def test_one_of_another_length_is_replaced() -> None:
     assert [came for came, _ in node.objects.take_changes().visible] == [True, False, True]
 
 
-def test_evicts_the_least_recently_used_and_ends_of_paths_first() -> None:
+def test_evicts_what_nobody_used_again_first() -> None:
     node = Node()
     for number in range(NUM_PAGES):
         node.put(number)
     node.objects.touch([node.get(0), node.get(1), node.get(2)])
-    for number in range(10, 16):
+    for number in range(10, 26):
         node.put(number)
-    assert node.there() == [0, 1, 10, 11, 12, 13, 14, 15], "of the touched path the end went first"
-    assert node.objects.take_changes().num_evicted == 6
+    assert node.there() == [0, 1, 2, 21, 22, 23, 24, 25], "16 new ones did not flush what was used"
+    assert node.objects.take_changes().num_evicted == 16
+
+
+def test_evicts_ends_of_paths_first() -> None:
+    node = Node()
+    for number in range(NUM_PAGES):
+        node.put(number)
+    node.objects.touch([node.get(number) for number in range(NUM_PAGES)])
+    for number in range(10, 13):
+        node.put(number)
+    assert node.there() == [0, 1, 2, 3, 4, 10, 11, 12]
+
+
+def test_a_second_writer_does_not_prove_a_use() -> None:
+    node = Node()
+    for number in range(NUM_PAGES):
+        node.put(number)
+    node.objects.refresh(node.get(0))
+    node.put(10)
+    assert 0 in node.there() and 1 not in node.there(), "it counts as used last"
+    for number in range(11, 20):
+        node.put(number)
+    assert 0 not in node.there(), "but not as used again"
+
+
+def test_what_was_evicted_and_comes_again_is_worth_keeping() -> None:
+    node = Node()
+    for number in range(NUM_PAGES + 1):
+        node.put(number)
+    assert 0 not in node.there()
+    node.put(0)
+    for number in range(10, 26):
+        node.put(number)
+    assert 0 in node.there()
 
 
 def test_pinned_objects_stay_and_when_all_are_there_is_no_space() -> None:
@@ -153,6 +186,23 @@ def test_soft_pins_go_last() -> None:
     for number in range(20, 28):
         node.put(number, rank=Rank.SOFT_PINNED)
     assert node.there() == list(range(20, 28))
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_what_is_there_can_be_pinned_softly_and_stays_so(disk: bool) -> None:
+    node = Node(disk_bytes=1 << 20 if disk else 0)
+    for number in range(8):
+        node.put(number)
+    pinned = node.get(0)
+    node.objects.pin_softly(pinned)
+    node.objects.pin_softly(pinned)
+    if disk:
+        node.objects.pin(pinned)
+        node.objects.written(pinned)
+        node.objects.unpin(pinned)
+    for number in range(8, 30):
+        node.put(number)
+    assert pinned.soft_pinned and pinned.run is not None and 0 in node.there()
 
 
 def test_removal_under_a_pin_keeps_the_bytes() -> None:
