@@ -67,6 +67,7 @@ class Board:
         self.states = [State.MISS] * num_keys
         self.parts: list[Part] = []
         self._hits: dict[int, tuple[Part, int]] = {}
+        self._all: Part | None = None
 
     def take(self, indices: Iterable[int], states: bytes, part: Part | None) -> None:
         """Fold in what one node said about some keys; ELSEWHERE changes nothing."""
@@ -75,7 +76,7 @@ class Board:
         elif Lookup.ERROR not in states:
             return
         if part is not None and not self._hits and states.count(Lookup.HIT) == len(self.states):
-            self._hits = {index: (part, number) for number, index in enumerate(indices)}
+            self._all = part  # of one lookup a node is asked for all keys in order, or for some of them
             self.states = [State.HIT] * len(self.states)
             return
         number = 0
@@ -96,7 +97,7 @@ class Board:
 
     def hit(self, index: int) -> tuple[Part, int]:
         """Where a key that is a HIT is leased."""
-        return self._hits[index]
+        return self._hits[index] if self._all is None else (self._all, index)
 
 
 class Reader(Protocol):

@@ -110,7 +110,10 @@ class _Asking:
         nodes = [node.address for node in self._lookup.view.nodes(self._lookup.now_s()) if node.address not in but]
         if not nodes and not but:
             self._board.fail(indices)
-        await asyncio.gather(*(self._node(address, indices) for address in nodes))
+        if len(nodes) == 1:
+            await self._node(nodes[0], indices)
+        else:
+            await asyncio.gather(*(self._node(address, indices) for address in nodes))
 
     async def leader(self, address: str, indices: Sequence[int]) -> None:
         """Ask the leader, and then those that it names."""

@@ -22,7 +22,6 @@ from common.cache.kvstore_wire import Put
 from common.cache.l3 import PutState, SealedBlock
 from pando.v1 import kvstore_pb2
 
-_WAVE_BYTES = 8 * 1024 * 1024
 _WAVES_AT_ONCE = 3
 _NODES_TO_TRY = 2
 _STATES = {
@@ -52,7 +51,7 @@ class StorePut:
         todo = [index for index, there in enumerate(present) if not there]
         if not addresses or deadline_s <= 0:
             return answers
-        waves = self._staging.split([blocks[index] for index in todo], _WAVE_BYTES)
+        waves = self._staging.split([blocks[index] for index in todo])
         results = await asyncio.gather(*(self._put_wave(wave, addresses, ends_s) for wave in waves))
         for index, state in zip(todo, chain.from_iterable(results), strict=True):
             answers[index] = state

@@ -25,6 +25,8 @@ from common.transport.region import Region
 from common.transport.select import TransportConfig, TransportSet, host_id, make_drivers
 
 _PAGE_BYTES = 64 * 1024
+_WAVE_BYTES = 32 * 1024 * 1024
+_STAGED_WAVE_BYTES = 8 * 1024 * 1024
 _NUM_THREADS = 2
 
 
@@ -94,13 +96,13 @@ class Staging:
         """
         return self._in_place.transports if self._in_place is not None else (await self._open())[0]
 
-    def split(self, blocks: Sequence[SealedBlock], wave_bytes: int) -> list[Sequence[SealedBlock]]:
-        """Waves of neighbours of about `wave_bytes`, each of one kind: all in place, or all to be staged."""
+    def split(self, blocks: Sequence[SealedBlock]) -> list[Sequence[SealedBlock]]:
+        """Waves of neighbours, each of one kind: all in place, or all to be staged, and those are smaller."""
         waves: list[list[SealedBlock]] = []
         num_bytes, last = 0, None
         for block in blocks:
             kind = self._in_place is not None and self._in_place.find(block.payload) is not None
-            if kind is not last or num_bytes >= wave_bytes:
+            if kind is not last or num_bytes >= (_WAVE_BYTES if kind else _STAGED_WAVE_BYTES):
                 waves.append([])
                 num_bytes, last = 0, kind
             waves[-1].append(block)

@@ -77,6 +77,9 @@ def prefix_of(namespace: bytes) -> bytes:
 def pack_keys(keys: Sequence[BlockKey]) -> list[kvstore_pb2.KeyRun]:
     """Keys as runs, in order."""
     runs: list[kvstore_pb2.KeyRun] = []
+    if keys and _are_alike(keys):
+        _close_run(runs, (keys[0].namespace, keys[0].part, len(keys[0].prefix_hash)), [key[1] for key in keys])
+        return runs
     kind: tuple[bytes, int, int] | None = None
     hashes: list[bytes] = []
     for key in keys:
@@ -116,7 +119,7 @@ def unpack_names(runs: Iterable[kvstore_pb2.KeyRun], limit: int = MAX_KEYS) -> l
         _check(0 < step <= MAX_FIELD_BYTES and len(hashes) % step == 0, f"{len(hashes)} bytes of hashes of {step}")
         _check(len(names) + len(hashes) // step <= limit, f"more than {limit} keys")
         head = _head(run.namespace, run.part)
-        names += [head + hashes[at : at + step] for at in range(0, len(hashes), step)]
+        names += [head + one for (one,) in struct.iter_unpack(f"{step}s", hashes)]
     return names
 
 
@@ -153,6 +156,14 @@ def pack_endpoints(endpoints: Iterable[Endpoint]) -> list[types_pb2.TransportEnd
 def unpack_endpoints(messages: Iterable[types_pb2.TransportEndpoint]) -> list[Endpoint]:
     """The inverse of `pack_endpoints`."""
     return [Endpoint(one.driver, one.host_id, one.incarnation, one.descriptor) for one in messages]
+
+
+def _are_alike(keys: Sequence[BlockKey]) -> bool:
+    """Whether keys share all but the hash, which is the usual case; quick, for there may be hundreds."""
+    namespace, prefix_hash, part = keys[0]
+    namespaces, hashes, parts = zip(*keys, strict=True)
+    num_keys, lengths = len(keys), list(map(len, hashes))
+    return (namespaces.count(namespace), parts.count(part), lengths.count(len(prefix_hash))) == (num_keys,) * 3
 
 
 def _head(namespace: bytes, part: int) -> bytes:

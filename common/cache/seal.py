@@ -16,7 +16,7 @@ Knows nothing of tokens, tiers or which backend it stands on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -119,12 +119,11 @@ class SealedL3:
         found = await _within(deadline_s, self._backend.lookup(wanted, deadline_s))
         states = [State.ERROR] * len(asked) if found is None else found.states
         lease.fill(asked, states, found)
-        kinds = set(states)
-        answered = bool(kinds - {State.ERROR})
+        num_hits, answered = states.count(State.HIT), states.count(State.ERROR) < len(states)
         self._report(self._lookups, answered)
-        if answered and State.HIT not in kinds:  # no read will follow, which would close the reads' breaker
+        if answered and not num_hits:  # no read will follow, which would close the reads' breaker
             self._reads.succeeded()
-        if not _REMEMBERED.isdisjoint(kinds):
+        if num_hits + states.count(State.MISS) < len(states):
             for index, state in zip(asked, states, strict=True):
                 self.remember(keys[index], state)
         return lease
@@ -218,7 +217,7 @@ class SealedLease:
         self._keys = keys
         self._found: BackendLease | None = None
         self._closed = False
-        self._inner: dict[int, int] = {}
+        self._inner: Mapping[int, int] | range = range(0)
         self._states = [State.ERROR] * len(keys)
 
     @property
@@ -227,8 +226,14 @@ class SealedLease:
         return self._states
 
     def fill(self, asked: Sequence[int], states: Sequence[State], found: BackendLease | None) -> None:
-        """Take over the backend's answers and its lease; `asked` are the indices of the keys that it was asked for."""
+        """Take over the backend's answers and its lease.
+
+        `asked` are the indices of the keys that it was asked for; a range when those were all.
+        """
         self._found = found
+        if isinstance(asked, range):
+            self._inner, self._states = asked, list(states)
+            return
         self._inner = {index: inner for inner, index in enumerate(asked)}
         for index, state in zip(asked, states, strict=True):
             self._states[index] = state
@@ -266,7 +271,8 @@ async def _within(deadline_s: float, call: Awaitable[_T]) -> _T | None:
     A backend that keeps its deadline returns what it has by then, so it comes first.
     """
     try:
-        return await asyncio.wait_for(call, max(0.0, deadline_s) + _GRACE_S)
+        async with asyncio.timeout(max(0.0, deadline_s) + _GRACE_S):
+            return await call
     except (TimeoutError, OSError, PandoError) as error:
         get_logger().warning("L3 does not answer", error=str(error) or type(error).__name__)
         return None
