@@ -8,7 +8,9 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
+from bench.store import traces
 from bench.store.report import print_table, ratios
 from bench.store.rounds import measure
 from bench.store.shapes import MOONCAKE, OURS
@@ -26,7 +28,21 @@ def main() -> None:
     )
     parser.add_argument("--contender", action="append", default=[], choices=(*OURS, *MOONCAKE), help="repeatable")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    replay = parser.add_subparsers(dest="what").add_parser("traces", help="hit rates on recorded traffic")
+    replay.add_argument("folder", type=Path, help="where conversation_trace.jsonl and synthetic_trace.jsonl lie")
+    replay.add_argument("--json", type=Path, help="write the figures to this file", default=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    report: dict[str, Any]
+    if arguments.what == "traces":
+        report = {"rows": traces.table(arguments.folder)}
+    else:
+        report = _compare(arguments)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _compare(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure, in a network namespace of its own: Mooncake listens on every interface."""
     if not os.environ.get(_INSIDE):
         os.environ[_INSIDE] = "1"
         command = (*LONELY[:1], "--mount-proc", *LONELY[1:], sys.executable, "-m", "bench.store", *sys.argv[1:])
@@ -34,9 +50,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-store-") as folder:
         rows = measure(Path(folder), arguments.rounds, arguments.only, arguments.contender)
     print_table(rows)
-    if arguments.json:
-        report = {"rounds": arguments.rounds, "rows": rows, "ratios": ratios(rows)}
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    return {"rounds": arguments.rounds, "rows": rows, "ratios": ratios(rows)}
 
 
 if __name__ == "__main__":
