@@ -7,10 +7,20 @@ from pathlib import Path
 
 import grpc
 import pytest
+from prometheus_client import CollectorRegistry
 
-from common.base.errors import Leg, WrongRole
+from common.base.config import RegistryConfig, TimeoutsConfig
+from common.base.errors import InvalidRequest, Leg, PermissionDenied, WrongRole
+from common.base.logging import get_logger
 from pando.v1 import inference_pb2
+from services.router.config import RouterConfig, RouterSettings
+from services.router.membership import Membership
+from services.router.metrics import RouterMetrics
+from services.router.role_loop import make_role_loop
+from services.router.worker_rpc import WorkerRpc
+from tests.support.admin_server import admin_server
 from tests.support.fake_worker import FakeWorker, Fault
+from tests.support.role_calls import roles_of
 from tests.support.router_bench import Bench, bench, text_request, write_model
 
 LIST = inference_pb2.ListWorkersRequest()
@@ -99,3 +109,34 @@ async def test_advice_is_listed_when_it_is_wanted(model_dir: Path, mode: str) ->
                 break
             await asyncio.sleep(0.01)
         assert ("decode -> prefill" in advice) == (mode == "advise")
+
+
+async def test_a_role_is_set_by_the_operators_call() -> None:
+    rpc = WorkerRpc(TimeoutsConfig())
+    try:
+        async with admin_server() as (address, _):
+            await rpc.set_role(address, "decode", "")
+            assert list((await roles_of(address)).roles) == ["decode"]
+            with pytest.raises(InvalidRequest):
+                await rpc.set_role(address, "cook", "")
+        async with admin_server(token="a-long-secret") as (address, _):
+            with pytest.raises(PermissionDenied):
+                await rpc.set_role(address, "decode", "another-secret")
+            await rpc.set_role(address, "decode", "a-long-secret")
+    finally:
+        await rpc.close()
+
+
+async def test_without_a_registry_a_controller_that_acts_stands_by(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("a-long-secret")
+    config = RouterConfig(role_controller="act", admin_token_file=tmp_path / "token", poll_s=0.01)
+    settings = RouterSettings(router=config, registry=RegistryConfig(url="redis://127.0.0.1:1/0"))
+    metrics = RouterMetrics(CollectorRegistry())
+    rpc = WorkerRpc(TimeoutsConfig())
+    loop = make_role_loop(settings, Membership(20), rpc, metrics, get_logger())
+    assert loop is not None
+    loop.start(0.01)
+    await loop.step()
+    assert loop.advice == ""
+    await loop.close()
+    await rpc.close()
