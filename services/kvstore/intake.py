@@ -117,6 +117,8 @@ class Intake:
         if one is None or one.length != call.offer.extents[index].length:
             return False
         self._holdings.objects.refresh(one)
+        if call.offer.soft_pin:
+            self._holdings.objects.pin_softly(one)
         return True
 
     async def _take_all(self, call: _Call, mine: Sequence[int]) -> None:

@@ -14,10 +14,13 @@ lowers the cap to what the log has now, until the next file is begun.
 
 from __future__ import annotations
 
+from common.base.logging import get_logger
 from services.kvstore.ssd_disk import FULL
 from services.kvstore.ssd_format import BLOCK_BYTES, footer_bytes
 from services.kvstore.ssd_records import Records
 from services.kvstore.ssd_tail import Tail
+
+_MEDIUM_FULL = "the disk is full before the log has reached its cap: the oldest objects go"
 
 
 class Reclaim:
@@ -38,6 +41,8 @@ class Reclaim:
 
     def medium_is_full(self) -> None:
         """A write found no room: what is there now is all that there will be, until `medium_has_room`."""
+        if self._medium_limit is None:
+            get_logger().warning(_MEDIUM_FULL, used_bytes=self._disk_bytes(), cap_bytes=self._capacity_bytes)
         self._medium_limit = self._disk_bytes()
 
     def medium_has_room(self) -> None:

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from common.cache import kvstore_wire as wire
+from common.cache.l3 import HEADER_BYTES
 from tests.support.kvstore_rig import StoreRig, running_store
-from tests.support.l3_contract import OTHER_SPACE, SPACE, BareStore, block_of, key_of
+from tests.support.l3_contract import BLOCK_BYTES, OTHER_SPACE, SPACE, BareStore, block_of, key_of
 
 ROOT = Path(__file__).parents[2]
+OBJECT_BYTES = HEADER_BYTES + BLOCK_BYTES
 
 
 @pytest.fixture
@@ -58,6 +60,23 @@ async def test_stat_ls_verify_and_rm(rig: StoreRig) -> None:
     code, out, err = await pando_store(*at, "verify")
     assert code == 1 and "3 objects checked, 1 damaged" in out and key_of(1).prefix_hash.hex() in out
     assert "damaged objects" in err
+
+
+async def test_a_quota_is_seen_and_a_namespace_goes_without_the_others() -> None:
+    async with running_store(namespace_quota=5 * OBJECT_BYTES) as rig:
+        store, at = BareStore(await rig.client()), ("--node", rig.address)
+        for number in range(12):
+            await store.put([block_of(key_of(number)), block_of(key_of(number, OTHER_SPACE))])
+        await store.close()
+        for space, others in ((SPACE, 5), (OTHER_SPACE, 0)):
+            _, out, _ = await pando_store(*at, "--json", "ls", "--namespace", space.hex())
+            assert len(json.loads(out)[0]["objects"]) == 5
+            code, out, _ = await pando_store(*at, "--json", "rm", space.hex())
+            assert code == 0 and json.loads(out)[0]["num_removed"] == 5
+            _, out, _ = await pando_store(*at, "--json", "stat")
+            assert json.loads(out)[0]["values"]["num_objects"] == str(others)
+        code, out, _ = await pando_store(*at, "rm", SPACE.hex())
+        assert code == 0 and "0 objects removed" in out
 
 
 async def test_what_cannot_work_is_one_line(rig: StoreRig) -> None:

@@ -312,6 +312,22 @@ async def test_a_quota_bounds_a_namespace() -> None:
         await store.close()
 
 
+async def test_soft_pins_outlive_what_comes_after_them(rig: StoreRig, store: BareStore) -> None:
+    """Pinned by the put that brings it, or by one more put of what is there; both are found when memory was full."""
+    await store.put(BLOCKS[:2])
+    async with Writer(rig) as writer:
+        request = writer.offer([1, 2])
+        request.soft_pin = True
+        assert list((await writer.stub.Put(request, timeout=10)).states) == [Put.PRESENT, Put.STORED]
+        listing = await writer.stub.ListObjects(kvstore_pb2.ListObjectsRequest(), timeout=5)
+        pinned = {one.key.prefix_hash for one in listing.objects if one.soft_pin}
+        assert pinned == {KEYS[1].prefix_hash, KEYS[2].prefix_hash}
+    for first in range(100, 200, 10):
+        await store.put([block_of(key_of(number)) for number in range(first, first + 10)])
+    assert await fetch(store, KEYS[:3]) == [MISS, HIT, HIT]
+    assert await store.remove_namespace(SPACE) > 2 and (await store.stats()).objects == 0, "a pin is no lock"
+
+
 async def test_what_it_is_not_it_does_not_do(rig: StoreRig) -> None:
     async with grpc.aio.insecure_channel(rig.address) as channel:
         stub = kvstore_pb2_grpc.KvStoreServiceStub(channel)

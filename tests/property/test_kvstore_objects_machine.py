@@ -115,6 +115,12 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.objects.remove(name) == (name in self.visible)
         self.follow()
 
+    @rule(name=st.sampled_from(NAMES))
+    def pin_softly(self, name: bytes) -> None:
+        one = self.objects.get(name)
+        if one is not None:
+            self.objects.pin_softly(one)
+
     @rule(target=writes, name=st.sampled_from(NAMES))
     def begin_write(self, name: bytes) -> Object | None:
         one = self.objects.get(name)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 
+from structlog.testing import capture_logs
+
 from common.cache.l3 import BlockKey, PutState
 from services.kvstore.ssd_log import SsdLog
 from services.kvstore.ssd_options import SsdOptions, SyncPolicy
@@ -123,8 +125,10 @@ def test_a_full_medium_gives_up_old_files_and_heals() -> None:
     rig = Rig()
     rig.fill(range(60))
     rig.disk.capacity_bytes = rig.disk.used_bytes() + 10_000
-    for number in range(100, 160):
-        assert put(rig.log, number, 7900) in (PutState.STORED, PutState.NO_SPACE)
+    with capture_logs() as logs:
+        for number in range(100, 160):
+            assert put(rig.log, number, 7900) in (PutState.STORED, PutState.NO_SPACE)
+    assert 0 < len(logs) < 20 and "the disk is full" in logs[0]["event"], "once for each file, not for each object"
     assert {158, 159} < numbers_in(rig.log) and 0 not in numbers_in(rig.log)
     assert all(get(rig.log, number, 7900) for number in numbers_in(rig.log))
     rig.disk.capacity_bytes = 1 << 40
