@@ -53,10 +53,12 @@ class Workers:
     Attributes:
         num_prefill: those that compute prompts.
         num_idle: those of them that this router has given nothing.
+        num_free_seats: requests that the workers can take in addition to those of this router; None: not known.
     """
 
     num_prefill: int
     num_idle: int
+    num_free_seats: int | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -282,6 +284,8 @@ class Admission:
         if 0 < limits.max_running_requests <= flight.num_requests:
             return False
         if flight.cap is not None and flight.num_requests >= int(flight.cap):
+            return False
+        if workers.num_free_seats is not None and workers.num_free_seats <= flight.num_unplaced:
             return False
         return flight.cost_tokens < self.dispatch_limit_tokens(workers) or workers.num_idle > flight.num_unplaced
 

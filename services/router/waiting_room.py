@@ -10,7 +10,7 @@ A request is inside for its whole life::
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from common.base.clock import Clock
@@ -18,7 +18,7 @@ from common.base.errors import DeadlineExceeded, Leg, PandoError
 from services.router.admission import Admission, Claim, Seat, Stage, Workers
 from services.router.job import Job
 from services.router.loop import Fleet
-from services.router.member import WorkerState
+from services.router.member import Member, WorkerState
 from services.router.metrics import RouterMetrics
 from services.router.running import Ticket
 
@@ -59,6 +59,7 @@ class WaitingRoom:
 
     Attributes:
         admission: decides.
+        fleet: the workers.
         clock: monotonic seconds, as the deadlines of jobs.
         metrics: of the router.
     """
@@ -67,7 +68,7 @@ class WaitingRoom:
         self.admission = admission
         self.clock = clock
         self.metrics = metrics
-        self._fleet = fleet
+        self.fleet = fleet
         self._waiting: dict[Seat, asyncio.Future[None]] = {}
 
     def check_room(self, tenant: str, weight: int, priority: int) -> None:
@@ -163,13 +164,20 @@ class WaitingRoom:
             future.set_result(None)
 
     def _workers(self) -> Workers:
-        ready = [member for member in self._fleet.membership.members if member.state is WorkerState.READY]
+        ready = [member for member in self.fleet.membership.members if member.state is WorkerState.READY]
         able = [member for member in ready if member.has_role("prefill")] or ready
-        return Workers(len(able), sum(not self._fleet.load.of(member.key).num_charges for member in able))
+        num_idle = sum(not self.fleet.load.of(member.key).num_charges for member in able)
+        return Workers(len(able), num_idle, self._free_seats(ready))
+
+    def _free_seats(self, ready: Sequence[Member]) -> int | None:
+        loads = [self.fleet.load.of(member.key) for member in ready if member.has_role("decode")]
+        if not loads or not all(load.max_requests for load in loads):
+            return None
+        return sum(load.max_requests - load.num_generating for load in loads)
 
     def _uncached_tokens(self, job: Job) -> int:
         """Prompt tokens that the worker with the longest match would have to compute."""
-        longest = max(self._fleet.view.match(job.hashes).values(), default=0)
+        longest = max(self.fleet.view.match(job.hashes).values(), default=0)
         return len(job.prompt_ids) + len(job.output_ids) - longest * job.block_size
 
     def _count_refusal(self, error: PandoError) -> None:

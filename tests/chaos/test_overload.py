@@ -2,7 +2,8 @@
 is refused quickly and politely, and memory stays where it is.
 
 The workers are fakes whose steps take time but no CPU, so that this is about what is in front of them. OVERLOAD_S sets
-the seconds of overload (60 in the issue of it, fewer by default). The small variant on a virtual clock runs in CI.
+the seconds of overload, OVERLOAD_REFUSAL_S the seconds that the slowest hundredth of the refusals may take on a machine
+that others use as well. The small variants, on a virtual clock and without HTTP, run in CI.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ import pytest
 from tests.support.router_bench import bench, write_model
 
 OVERLOAD_S = float(os.environ.get("OVERLOAD_S", "20"))
-SLOTS, STEP_S, TOKENS = 8, 0.02, 20
-"""Requests at a time, and what each takes: 20 requests a second together, less what is between two of them."""
+MAX_REFUSAL_S = float(os.environ.get("OVERLOAD_REFUSAL_S", "0.1"))
+SLOTS, STEP_S, TOKENS = 4, 0.05, 20
+"""Requests at a time, and what each takes: 4 requests a second together, less what is between two of them."""
 MEASURE_S = 10.0
 MAX_GROWTH_MB = 8.0
 SERVED, REFUSED = 200, 429
@@ -155,6 +157,6 @@ async def test_five_times_the_capacity(tmp_path: Path) -> None:
         assert set(alone.statuses) == {SERVED}
         assert not over.bad_refusals, Counter(over.bad_refusals)
         assert goodput >= 0.9 * capacity
-        assert p99 <= 0.1
+        assert p99 <= MAX_REFUSAL_S
         assert growth_mb <= MAX_GROWTH_MB
         assert made.workers[0].peak == SLOTS

@@ -201,6 +201,17 @@ async def test_no_room_at_the_worker_is_waited_for(model_dir: Path) -> None:
         assert len((await second).tokens[0]) == 24
 
 
+async def test_no_more_is_sent_than_the_workers_have_seats(model_dir: Path) -> None:
+    async with bench(model_dir, ["decode+prefill"]) as made:
+        worker = made.workers[0]
+        worker.stats.max_num_seqs = 3
+        load = made.router.room.fleet.load
+        await eventually(lambda: load.of(worker.key).max_requests == 3, "the router knows the seats")
+        answers = await asyncio.gather(*(made.ask(text_request(f"{n} {LONG}", max_tokens=5)) for n in range(12)))
+        assert [len(answer.tokens[0]) for answer in answers] == [5] * 12
+        assert worker.peak == 3
+
+
 async def test_when_nothing_runs_no_room_is_told(model_dir: Path) -> None:
     async with bench(model_dir) as made:
         made.workers[0].faults.append(Fault(error=Overloaded("no blocks", retry_after_s=3)))

@@ -54,10 +54,15 @@ class AdmissionMachine(RuleBasedStateMachine):
         some = self.staged(*stages)
         return some[number % len(some)] if some else None
 
-    @rule(passed_s=st.sampled_from([0.0, 0.01, 0.7, 5.0, 40.0]), prefill=st.integers(0, 3), idle=st.integers(0, 3))
-    def tick(self, passed_s: float, prefill: int, idle: int) -> None:
+    @rule(
+        passed_s=st.sampled_from([0.0, 0.01, 0.7, 5.0, 40.0]),
+        prefill=st.integers(0, 3),
+        idle=st.integers(0, 3),
+        seats=st.none() | st.integers(0, 4),
+    )
+    def tick(self, passed_s: float, prefill: int, idle: int, seats: int | None) -> None:
         self.now_s += passed_s
-        self.workers = Workers(prefill, min(idle, prefill))
+        self.workers = Workers(prefill, min(idle, prefill), seats)
 
     @rule(
         tenant=TENANTS,
@@ -93,8 +98,11 @@ class AdmissionMachine(RuleBasedStateMachine):
         dispatched = sum(one.cost for one in self.staged(Stage.DISPATCHED))
         unplaced = sum(not one.seat.placed for one in self.staged(Stage.DISPATCHED))
         assert flying, "nothing runs while something waits"
-        assert 0 < limit <= len(flying) or (
-            dispatched >= self.admission.dispatch_limit_tokens(self.workers) and self.workers.num_idle <= unplaced
+        seats = self.workers.num_free_seats
+        assert (
+            0 < limit <= len(flying)
+            or (seats is not None and seats <= unplaced)
+            or (dispatched >= self.admission.dispatch_limit_tokens(self.workers) and self.workers.num_idle <= unplaced)
         ), "something waits for nothing"
 
     @rule(number=PICK)

@@ -102,6 +102,17 @@ def test_a_worker_that_idles_gets_something_whatever_the_bound() -> None:
     assert admission.next(Workers(2, 0), 1.0) is None
 
 
+def test_seats_that_are_taken_are_not_dispatched_to() -> None:
+    admission = Admission(AdmissionLimits())
+    seats = [admission.arrive(claim(), 0.0) for _ in range(4)]
+    two_left = Workers(num_prefill=1, num_idle=1, num_free_seats=2)
+    assert [admission.next(two_left, 0.0) for _ in range(3)] == [seats[0], seats[1], None]
+    admission.placed(seats[0])
+    admission.placed(seats[1])
+    assert admission.next(Workers(1, 0, 0), 1.0) is None
+    assert admission.next(Workers(1, 0, 1), 1.0) is seats[2]
+
+
 def test_a_cached_prompt_costs_something_too() -> None:
     admission = Admission(AdmissionLimits())
     admission.arrive(claim(1), 0.0)
