@@ -55,7 +55,7 @@ class _HttpCall:
                 async for event in _events(response):
                     yield reader.chunk(event)
         except httpx.HTTPError as error:
-            raise self._line.error() or transport_error(error) from error
+            raise self._line.error() or transport_error(error, self._client.base_url) from error
         except PandoError as error:
             raise self._line.error() or error from None
 
@@ -129,6 +129,7 @@ class AsyncHttpClient:
         self, prompt: Prompt, *, add_special_tokens: bool = True, model: str = "", timeout_s: float | None = None
     ) -> Tokenized:
         """Token ids of text, or of messages through the chat template."""
+        convert.tokenize_request(prompt, model, add_special_tokens)  # for its checks
         body = http_codec.tokenize_body(prompt, model, add_special_tokens)
         return http_codec.tokenized(await self._ask("POST", "/tokenize", body, timeout_s), prompt)
 
@@ -177,7 +178,7 @@ class AsyncHttpClient:
             try:
                 response = await self._http.request(method, path, json=body, timeout=timeout)
             except httpx.HTTPError as error:
-                raise transport_error(error) from error
+                raise transport_error(error, self.base_url) from error
             if response.status_code != 200:
                 raise status_error(response)
             return response.json()

@@ -56,34 +56,40 @@ _FINISH: dict[int, FinishReason] = {types_pb2.FINISH_REASON_STOP: "stop", types_
 
 
 def checked(options: Options) -> dict[str, Any]:
-    """The options that are given (None counts as not given), with an id and a seed for what has none.
+    """The options that are `given`, with an id and a seed for what has none.
 
     Both are made here and not by the server, so that a request can be aborted by its id at any time and a retry is
-    the same request.
+    the same request. Raises what `given` raises.
+    """
+    return {"request_id": new_request_id(), "seed": new_seed(), **given(options)}
+
+
+def given(options: Options) -> dict[str, Any]:
+    """The options that are given; None counts as not given.
 
     Raises:
         TypeError: an option that does not exist.
         InvalidRequest: more than one constraint on the output, or a number that is none.
     """
-    given = {name: value for name, value in cast(dict[str, Any], options).items() if value is not None}
-    if unknown := given.keys() - _KNOWN:
+    found = {name: value for name, value in cast(dict[str, Any], options).items() if value is not None}
+    if unknown := found.keys() - _KNOWN:
         raise TypeError(f"unknown option {min(unknown)!r}")
-    if len(grammars := [name for name in GRAMMARS if name in given]) > 1:
+    if len(grammars := [name for name in GRAMMARS if name in found]) > 1:
         raise InvalidRequest(f"{grammars[0]} and {grammars[1]} exclude each other", param=grammars[1])
-    for name, value in given.items():
+    for name, value in found.items():
         if not all(map(_is_finite, value.values() if isinstance(value, Mapping) else (value,))):
             raise InvalidRequest(f"{name} must be finite", param=name)
-    _check_positive(given, "timeout_s", int | float)
-    _check_positive(given, "n", int)
-    return {"request_id": new_request_id(), "seed": new_seed(), **given}
+    _check_positive(found, "timeout_s", int | float)
+    _check_positive(found, "n", int)
+    return found
 
 
 def _is_finite(value: Any) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-def _check_positive(given: Mapping[str, Any], name: str, kind: Any) -> None:
-    value = given.get(name, 1)
+def _check_positive(options: Mapping[str, Any], name: str, kind: Any) -> None:
+    value = options.get(name, 1)
     if not isinstance(value, kind) or isinstance(value, bool) or value <= 0:
         raise InvalidRequest(f"{name} must be a number above 0", param=name)
 

@@ -26,11 +26,11 @@ STREAM_LIMITS = httpx.Limits(max_connections=1024, max_keepalive_connections=0)
 """Every stream has a connection of its own."""
 
 
-def transport_error(error: httpx.HTTPError) -> PandoError:
-    """What a broken exchange means."""
+def transport_error(error: httpx.HTTPError, url: str) -> PandoError:
+    """What a broken exchange with the server of a base URL means."""
     if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
-        return DeadlineExceeded("the gateway did not answer in time", leg=Leg.GATEWAY)
-    return PeerLost(f"the gateway is not there or hung up ({type(error).__name__})", leg=Leg.GATEWAY)
+        return DeadlineExceeded(f"{url}: no answer in time", leg=Leg.GATEWAY)
+    return PeerLost(f"{url}: the connection was lost, or could not be made", leg=Leg.GATEWAY)
 
 
 def status_error(response: httpx.Response) -> PandoError:
@@ -66,7 +66,7 @@ class _HttpCall:
                 for event in http_codec.events(response.iter_lines()):
                     yield self._reader.chunk(event)
         except httpx.HTTPError as error:
-            raise self._line.error() or transport_error(error) from error
+            raise self._line.error() or transport_error(error, str(self._http.base_url)) from error
         except PandoError as error:
             raise self._line.error() or error from None
 
@@ -135,6 +135,7 @@ class HttpClient:
         self, prompt: Prompt, *, add_special_tokens: bool = True, model: str = "", timeout_s: float | None = None
     ) -> Tokenized:
         """Token ids of text, or of messages through the chat template."""
+        convert.tokenize_request(prompt, model, add_special_tokens)  # for its checks
         body = http_codec.tokenize_body(prompt, model, add_special_tokens)
         return http_codec.tokenized(self._ask("POST", "/tokenize", body, timeout_s), prompt)
 
@@ -186,7 +187,7 @@ class HttpClient:
             try:
                 response = self._http.request(method, path, json=body, timeout=timeout)
             except httpx.HTTPError as error:
-                raise transport_error(error) from error
+                raise transport_error(error, self.base_url) from error
             if response.status_code != 200:
                 raise status_error(response)
             return response.json()

@@ -162,12 +162,15 @@ class Executor:
             if name in found and not self._pending[name]:
                 return found[name]
         self.raise_error()
-        raise KeyError(f"no variable {name!r}; there are {sorted(self._values)}")
+        kind = "meta info of" if meta else "variable"
+        raise KeyError(f"no {kind} {name!r}; there are {sorted(found)}")
 
-    def set(self, name: str, value: Any) -> None:
-        """Set a variable now."""
+    def set(self, name: str, value: Any, meta: Any = None) -> None:
+        """Set a variable now, with its meta info where there is one."""
         with self._changed:
             self._values[name] = value
+            if meta is not None:
+                self._metas[name] = meta
             self._changed.notify_all()
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -11,16 +11,16 @@ import json
 import os
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import httpx
 
 from common.base.errors import InvalidRequest, PeerLost, Unsupported
-from pando.client.convert import schema_text, stops
+from pando.client.convert import given, schema_text, stops
 from pando.client.http import CONNECT_S, STREAM_LIMITS, status_error, transport_error
 from pando.client.http_codec import event_of
 from pando.client.line import Line
-from pando.client.types import TokenLogprob
+from pando.client.types import Options, TokenLogprob
 from pando.lang.backend import Answer, Backend, Listener, Position
 from pando.lang.choices import Scored
 from pando.lang.expr import Gen, Select
@@ -58,8 +58,9 @@ class OpenAI(Backend):
         self._model = model_name
         self._extensions = extensions
         key = api_key or os.environ.get("OPENAI_API_KEY", "")
+        self._url = base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_URL
         options: dict[str, Any] = {
-            "base_url": base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_URL,
+            "base_url": self._url,
             "headers": {"authorization": f"Bearer {key}"} if key else None,
             "timeout": httpx.Timeout(timeout_s, connect=CONNECT_S),
             "transport": transport,
@@ -70,7 +71,7 @@ class OpenAI(Backend):
 
     def generate(self, at: Position, gen: Gen, listener: Listener) -> Answer:
         """See `Backend`."""
-        path, body = self._request(at.script, gen.options)
+        path, body = self._request(at.script, given(cast(Options, gen.options)))
         line = Line()
         listener.began(line.cut)
         answers = [_Choice() for _ in range(gen.options.get("n", 1))]
@@ -111,11 +112,13 @@ class OpenAI(Backend):
         if "logit_bias" in options:
             body["logit_bias"] = {str(token): bias for token, bias in options["logit_bias"].items()}
         body |= self._extended({name: options[name] for name in _EXTENSIONS if name in options})
-        if "json_schema" in options:
-            body["response_format"] = _response_format(options["json_schema"])
         if not script.is_chat:
+            if "json_schema" in options:
+                body |= self._extended({"json_schema": schema_text(options["json_schema"])})
             logprobs = {"logprobs": options["logprobs"]} if "logprobs" in options else {}
             return "/completions", {**body, "prompt": script.text, **logprobs}
+        if "json_schema" in options:
+            body["response_format"] = _response_format(options["json_schema"])
         if "logprobs" in options:
             body |= {"logprobs": True, "top_logprobs": options["logprobs"]}
         chat = script.chat()
@@ -142,7 +145,7 @@ class OpenAI(Backend):
                     if event is not None:
                         yield event
         except httpx.HTTPError as error:
-            raise line.error() or transport_error(error) from error
+            raise line.error() or transport_error(error, self._url) from error
         raise PeerLost("the stream was cut")
 
     def _echo(self, text: str) -> Mapping[str, Any]:
@@ -151,7 +154,7 @@ class OpenAI(Backend):
         try:
             response = self._http.post("/completions", json=body)
         except httpx.HTTPError as error:
-            raise transport_error(error) from error
+            raise transport_error(error, self._url) from error
         if response.status_code != 200:
             raise status_error(response)
         logprobs: Mapping[str, Any] | None = response.json()["choices"][0].get("logprobs")

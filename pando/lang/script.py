@@ -44,9 +44,11 @@ class Script:
         return bool(self.messages)
 
     def append(self, text: str) -> Script:
-        """The script with more text. Raises InvalidRequest between two messages."""
+        """The script with more text. Raises InvalidRequest between two messages, and for text that is no Unicode."""
         if not text:
             return self
+        if not _is_unicode(text):
+            raise InvalidRequest("text must be valid Unicode: it has half of a surrogate pair", param="prompt")
         if not self.is_chat:
             return replace(self, text=self.text + text)
         if not self.open:
@@ -87,3 +89,11 @@ class Script:
         if not self.is_chat:
             return self.text
         return "\n".join(f"{message.role}: {message.content}" for message in self.messages)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -51,7 +51,7 @@ class ProgramState:
     def get_meta_info(self, name: str) -> Any:
         """What is known of the call that set a variable: tokens, cached_tokens, finish_reason, logprobs, ...
 
-        A list with one entry per choice when n > 1.
+        A list with one entry per choice when n > 1, or by fork after a join.
         """
         return self._executor.get(name, meta=True)
 
@@ -177,7 +177,8 @@ class Forks:
         return self
 
     def join(self, mode: str = "gather_variable") -> None:
-        """Wait for all forks; what they set that the parent had not becomes, in the parent, a list by fork.
+        """Wait for all forks; what they set that the parent had not becomes, in the parent, a list by fork, and so
+        does its meta info.
 
         Raises:
             PandoError: the error of the first fork that failed, once none runs any more.
@@ -187,10 +188,13 @@ class Forks:
         errors = [error for state in self.states if (error := state.error()) is not None]
         if errors:
             raise errors[0]
-        gathered: dict[str, list[Any]] = {}
+        gathered: dict[str, tuple[list[Any], list[Any]]] = {}
         for state in self.states:
-            for name, value in state.variables().items():
+            values, metas = state._executor.snapshot()
+            for name, value in values.items():
                 if name not in self._before:
-                    gathered.setdefault(name, []).append(value)
-        for name, values in gathered.items():
-            self._parent[name] = values
+                    told = gathered.setdefault(name, ([], []))
+                    told[0].append(value)
+                    told[1].extend([metas[name]] if name in metas else ())
+        for name, (found, infos) in gathered.items():
+            self._parent._executor.set(name, found, infos or None)

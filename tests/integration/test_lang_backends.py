@@ -202,6 +202,13 @@ def test_openai_chat_and_text(openai: OpenAI, served: GatewayThread) -> None:
     assert state["a"] == ["one", "one"] and served.fake.requests[-1].text == "Repeat exactly: one. two\n"
     assert state.get_meta_info("a")[0]["logprobs"]
 
+    @function
+    def by_schema(s: Any) -> None:
+        s += "A flag: " + gen("a", json_schema={"type": "boolean"}, max_tokens=8)
+
+    by_schema.run(backend=openai)
+    assert served.fake.requests[-1].sampling.grammar.json_schema == '{"type": "boolean"}'
+
 
 def test_openai_select(openai: OpenAI) -> None:
     @function
@@ -231,6 +238,8 @@ def test_what_openai_cannot_do(openai: OpenAI, served: GatewayThread) -> None:
             conversation.run(backend=plain)
         with pytest.raises(Unsupported, match="top_k"):
             conversation.run(top_k=5, backend=plain)
+    with pytest.raises(InvalidRequest, match="temperature"):
+        conversation.run(temperature=float("nan"), backend=openai)
 
 
 def test_openai_errors(openai: OpenAI, served: GatewayThread) -> None:
@@ -242,5 +251,5 @@ def test_openai_errors(openai: OpenAI, served: GatewayThread) -> None:
     served.set_knobs(Knobs(pause_at=1))
     with OpenAI(MODEL, base_url=f"{served.url}/v1", timeout_s=0.3) as hasty, pytest.raises(DeadlineExceeded):
         conversation.run(backend=hasty)
-    with OpenAI(MODEL, base_url="http://127.0.0.1:9/v1") as nobody, pytest.raises(PeerLost):
+    with OpenAI(MODEL, base_url="http://127.0.0.1:9/v1") as nobody, pytest.raises(PeerLost, match=r"127\.0\.0\.1:9"):
         conversation.run(backend=nobody)

@@ -161,6 +161,9 @@ def test_forks_run_at_the_same_time_and_join() -> None:
 
     state = program.run(backend=backend)
     assert state["letter"] == ["a", "b", "c"] and state.text() == "common a,b,c"
+    assert len(state.get_meta_info("letter")) == 3, "the meta info of every fork"
+    with pytest.raises(KeyError, match="no meta info of 'other'"):
+        state.get_meta_info("other")
     assert sorted(backend.prompts) == ["common a", "common b", "common c"] and backend.max_active == 3
     assert backend.warmed == ["common "]
 

@@ -37,6 +37,7 @@ def test_what_the_model_cannot_go_on_with() -> None:
     [
         (Script().begin("user"), lambda s: s.begin("assistant")),
         (Script().begin("user"), lambda s: s.end("assistant")),
+        (Script(), lambda s: s.append("\ud83d")),
         (Script(), lambda s: s.end("user")),
         (Script(text="x"), lambda s: s.begin("user")),
         (Script().begin("user").end("user"), lambda s: s.append("loose")),
