@@ -124,6 +124,7 @@ async def test_the_rest_is_found_at_once_and_nothing_lies_for_long(
             assert counts[State.HIT] >= NUM_KEYS - lost, (counts, lost)
         if clean_s is None and counts[State.ERROR] == 0:
             clean_s = time.monotonic() - hit_s
+    print(f"{who} {how.name}: {lost} of {NUM_KEYS} objects lost, the last error within {clean_s} s")
     assert clean_s is not None and clean_s <= STALE_S + 0.5, f"errors for {clean_s} s"
     assert await leader_of(url, but=victim.node_id if who == "leader" else "") is not None
     assert set(await store.put([block_of(key_of(1000 + n)) for n in range(5)])) <= {"stored", "present"}

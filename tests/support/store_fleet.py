@@ -7,9 +7,11 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import grpc
 import psutil
@@ -56,6 +58,7 @@ class StoreCommand:
         for line in self.popen.stderr:
             if line.startswith("{") and (event := json.loads(line)).get("event") == "ready":
                 self.address = event["address"]
+                threading.Thread(target=self._drain, args=(self.popen.stderr,), daemon=True).start()
                 return
         raise AssertionError(f"{self.node_id} did not start")
 
@@ -66,13 +69,19 @@ class StoreCommand:
     def kill(self) -> None:
         """End this life at once."""
         self.popen.kill()
-        self.popen.communicate()
+        self.popen.wait()
 
     def end(self) -> int:
         """End this life by SIGTERM; returns the exit status."""
         self.popen.terminate()
-        self.popen.communicate()
-        return self.popen.returncode
+        return self.popen.wait()
+
+    @staticmethod
+    def _drain(stderr: IO[str]) -> None:
+        """Read what it logs, or it would wait for a reader in the end."""
+        with stderr:
+            for _ in stderr:
+                pass
 
     def rss_mb(self) -> float:
         """Its resident memory."""
