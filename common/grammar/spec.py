@@ -13,6 +13,7 @@ from typing import Any
 
 from common.base.errors import InvalidRequest
 from common.base.limits import is_deeper
+from common.base.strict_json import load_strict
 
 PARAM = "response_format"
 """Name of the request's field in errors, as OpenAI's callers know it."""
@@ -28,6 +29,8 @@ class GrammarKind(StrEnum):
     STRUCTURAL_TAG = "structural_tag"
 
 
+_LITERALS = ("const", "enum")
+_MIN_NUMBER, _MAX_NUMBER = -(2**63), 2**64 - 1
 _IN_JSON = (GrammarKind.JSON_SCHEMA, GrammarKind.CHOICES, GrammarKind.STRUCTURAL_TAG)
 
 
@@ -79,15 +82,31 @@ def check_spec(spec: GrammarSpec, max_bytes: int, max_depth: int) -> None:
         raise invalid_grammar(f"the {spec.kind} has {size} bytes; at most {max_bytes} are allowed")
     if "\0" in spec.text:
         raise invalid_grammar(f"the {spec.kind} contains a NUL character")
-    if spec.kind in _IN_JSON and is_deeper(load_json(spec), max_depth):
-        raise invalid_grammar(f"the {spec.kind} is nested more than {max_depth} levels deep")
+    if spec.kind in _IN_JSON:
+        value = load_json(spec)
+        if is_deeper(value, max_depth):
+            raise invalid_grammar(f"the {spec.kind} is nested more than {max_depth} levels deep")
+        _check_literals(value)
+
+
+def _check_literals(schema: Any) -> None:
+    """The engine reads numbers as 64 bits: of larger ones in `const` and `enum` it would write other digits."""
+    left = [(schema, False)]
+    while left:
+        value, is_literal = left.pop()
+        if isinstance(value, dict):
+            left += [(inner, is_literal or name in _LITERALS) for name, inner in value.items()]
+        elif isinstance(value, list):
+            left += [(inner, is_literal) for inner in value]
+        elif is_literal and isinstance(value, int | float) and not _MIN_NUMBER <= value <= _MAX_NUMBER:
+            raise invalid_grammar("a number in const or enum has more than 64 bits")
 
 
 def load_json(spec: GrammarSpec) -> Any:
     """The data of a grammar that is written in JSON. Raises InvalidRequest."""
     try:
-        return json.loads(spec.text)
-    except (ValueError, RecursionError) as error:
+        return load_strict(spec.text)
+    except ValueError as error:
         raise invalid_grammar(f"the {spec.kind} is not valid JSON: {str(error)[:80]}") from error
 
 

@@ -22,6 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from common.base.errors import InvalidRequest
 from common.base.model_config import ModelError, read_json
+from common.base.strict_json import load_strict
 
 MAX_PROMPT_CHARS = 16 << 20
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -222,8 +223,8 @@ def _normalised_call(call: Any) -> dict[str, Any]:
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
+            arguments = load_strict(arguments)
+        except ValueError:
             _refuse("tool call arguments are not valid JSON")
     if not isinstance(arguments, Mapping):
         _refuse("tool call arguments must be a JSON object")

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.base.errors import InvalidRequest
+from common.base.strict_json import load_strict
 from common.tokenizer.chat_template import ChatTemplate
 from services.router.job import Chat
 
@@ -84,8 +85,8 @@ def _call_text(call: Any) -> str:
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError) as error:
+            arguments = load_strict(arguments)
+        except ValueError as error:
             raise InvalidRequest("tool call arguments are not valid JSON", param="messages") from error
     body = {"name": function.get("name"), "arguments": arguments}
     return f"{_BEGIN}\n{json.dumps(body, ensure_ascii=False)}\n{_END}"

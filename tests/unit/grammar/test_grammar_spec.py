@@ -49,6 +49,28 @@ def test_size_and_depth_have_bounds(kind: str, text: str, fits: bool) -> None:
     assert (refused.value.param, refused.value.reason) == ("response_format", "invalid_grammar")
 
 
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ('{"const": 18446744073709551615}', True),
+        ('{"enum": [-9223372036854775808, true, null, "x"]}', True),
+        ('{"maximum": 1e300}', True),
+        ('{"const": 18446744073709551616}', False),
+        ('{"items": {"enum": [{"a": [-9223372036854775809]}]}}', False),
+        ('{"anyOf": [{"const": 1.2345678901234568e22}]}', False),
+        ('{"const": NaN}', False),
+        ('{"const": "\\ud800"}', False),
+    ],
+)
+def test_what_the_engine_would_write_in_another_way_is_refused(text: str, fits: bool) -> None:
+    if fits:
+        check_spec(spec("json_schema", text), 100, 9)
+        return
+    with pytest.raises(InvalidRequest) as refused:
+        check_spec(spec("json_schema", text), 100, 9)
+    assert refused.value.reason == "invalid_grammar"
+
+
 def test_digests_tell_kind_and_text_apart() -> None:
     assert len({spec(k, t).digest for k in ("regex", "ebnf") for t in ("a", "b")}) == 4
     assert spec("regex", "a").digest == spec("regex", "a").digest

@@ -75,7 +75,9 @@ def test_only_what_would_be_dropped_counts() -> None:
     assert uses_tools(Chat([{"role": "assistant", "tool_calls": [call("f", {})]}]))
 
 
-@pytest.mark.parametrize("bad", ["x", {}, {"function": 1}, call("f", "{"), call("f", "[" * 100_000)])
+@pytest.mark.parametrize(
+    "bad", ["x", {}, {"function": 1}, call("f", "{"), call("f", "[" * 100_000), call("f", '"\\ud800"')]
+)
 def test_calls_that_are_none_are_refused(bad: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         without_tools(Chat([{"role": "assistant", "tool_calls": [bad]}]))

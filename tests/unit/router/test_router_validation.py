@@ -121,6 +121,7 @@ REFUSED: list[tuple[str, Wish]] = [
     ("messages", wish(Chat([{"role": "assistant", "content": "1", "tool_calls": [{"f": [{"2345678901": 1}]}]}]))),
     ("tools", wish(Chat([{"role": "user", "content": "1"}], tools=[{"name": "12345678"}]))),
     ("tools", wish(Chat([{"role": "user"}], tools=[{}, {}, {}]))),
+    ("tools", wish(Chat([{"role": "user"}], tools=[{}, 5]))),  # type: ignore[list-item]
     ("chat_template_kwargs", wish(Chat([{"role": "user"}], template_kwargs={"date_string": "x" * 11}))),
     ("chat_template_kwargs", wish(replace(chat("hi"), template_kwargs={"add_generation_prompt": True}))),
     ("output_token_ids", wish(output_ids=(VOCAB,))),

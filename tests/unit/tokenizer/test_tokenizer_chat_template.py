@@ -65,6 +65,7 @@ def test_callers_messages_are_not_changed() -> None:
         ([{**USER, "tool_calls": 3}], "tool_calls"),
         ([{**USER, "tool_calls": [3]}], "tool call"),
         ([{**USER, "tool_calls": [{"function": {"arguments": "{"}}]}], "valid JSON"),
+        ([{**USER, "tool_calls": [{"function": {"arguments": '{"a": "\\ud800"}'}}]}], "valid JSON"),
         ([{**USER, "tool_calls": [{"function": {"arguments": "[]"}}]}], "JSON object"),
     ],
 )
