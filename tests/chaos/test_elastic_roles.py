@@ -103,4 +103,4 @@ def test_twenty_changes_under_streams_lose_nothing(tmp_path: Path) -> None:
             wait_for_roles(cluster, EXTRA, ["prefill"])
             replies = press_and_flip(cluster, extra, prompts, times=20)
             check(replies, prompts, texts)
-            assert len(replies) > 100 and cluster.metric("router", "pando_router_migrations_total") > 0
+            assert len(replies) >= 20 * CLIENTS and cluster.metric("router", "pando_router_migrations_total") > 0
