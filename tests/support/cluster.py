@@ -26,6 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pando.cli.processes import ProcessId
 from pando.cli.run_folder import ClusterState, RunFolder, ServiceState
+from pando.cli.status import routers
 from pando.v1 import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.support.api_cases import Target
 from tests.support.tiny_model import tiny_model_dir
@@ -166,9 +167,9 @@ class Cluster:
         samples = (s for family in text_string_to_metric_families(text) for s in family.samples)
         return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
 
-    def known_workers(self) -> list[inference_pb2.WorkerStatus]:
-        """The workers as the router sees them."""
-        with grpc.insecure_channel(self.router) as channel:
+    def known_workers(self, router: str = "") -> list[inference_pb2.WorkerStatus]:
+        """The workers as a router sees them, the first one unless its host:port is given."""
+        with grpc.insecure_channel(router or self.router) as channel:
             stub = inference_pb2_grpc.InferenceStub(channel)
             reply = stub.ListWorkers(inference_pb2.ListWorkersRequest(), timeout=5, wait_for_ready=True)
             return list(reply.workers)
@@ -195,15 +196,21 @@ class Cluster:
         wait_until(again, within_s, lambda: f"{name} did not come back: {self.service(name)}")
 
     def wait_serving(self, within_s: float = RESTART_S) -> None:
-        """Wait until every process is up and the router counts every worker that is up as ready."""
+        """Wait until every process is up and all routers count every worker that is up as ready."""
 
         def serving() -> bool:
             if any(service.phase != "ready" for service in self.state().services) or not self.is_ready():
                 return False
-            ready = {worker.worker_id for worker in self.known_workers() if worker.state == "ready"}
-            return ready >= set(self.workers)
+            return all(self._knows_all_workers(router) for router in routers(self.state()))
 
         wait_until(serving, within_s, lambda: f"not serving: {self.state()}")
+
+    def _knows_all_workers(self, router: str) -> bool:
+        try:
+            ready = {worker.worker_id for worker in self.known_workers(router) if worker.state == "ready"}
+        except grpc.RpcError:
+            return False
+        return ready >= set(self.workers)
 
     def is_ready(self) -> bool:
         """Whether the gateway says that requests can be served."""

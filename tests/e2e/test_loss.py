@@ -1,0 +1,88 @@
+"""Two of every process over the tiny model, harmed under load: no request fails, every text is the undisturbed one.
+
+The same at full size and with a real model, and more ways to harm, are in `tests/chaos/test_loss_smollm2.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from pando.v1.inference_pb2 import WorkerStatus
+from tests.support.cluster import Cluster
+from tests.support.load import make_prompts
+from tests.support.loss import Pressed, Work, lose, wait_known
+
+CLIENTS = 3
+FLAGS = ("--prefill-workers", "2", "--decode-workers", "2", "--routers", "2")
+SCHEMA = {
+    "type": "object",
+    "properties": {"tags": {"type": "array", "items": {"type": "string", "maxLength": 6}, "minItems": 90}},
+    "required": ["tags"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("pairs"), *FLAGS) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def whole(cluster: Cluster) -> Iterator[None]:
+    cluster.wait_serving()
+    yield
+    cluster.wait_serving()
+    cluster.check_idle()
+    cluster.check_logs()
+
+
+@pytest.fixture(scope="module")
+def schema(cluster: Cluster) -> Work:
+    """JSON by a schema, long enough to be cut in the midst of the object."""
+    fields = {"json_schema": SCHEMA, "ignore_eos": False}
+    return Work(make_prompts(CLIENTS, 62), 600, fields).learn(cluster, CLIENTS)
+
+
+async def all_under_way(run: Pressed) -> None:
+    await run.until_started(CLIENTS)
+
+
+def test_json_is_whole_though_its_decode_worker_is_killed_and_a_router_ends(cluster: Cluster, schema: Work) -> None:
+    old = {worker.worker_id: worker for worker in cluster.known_workers()}["decode-1"]
+    assert old.blocks_in_view > 0
+    assert all(text.startswith("{") for text in schema.texts), "no schema was obeyed"
+
+    async def harm(run: Pressed) -> None:
+        await all_under_way(run)
+        await run.kill("decode-1")
+        run.terminate("router-1")
+
+    loss = lose(cluster, schema, CLIENTS, CLIENTS, harm)
+    loss.check(schema)
+    assert loss.num_moved > 0, "nothing was cut"
+
+    def has_no_credit(known: list[WorkerStatus]) -> bool:
+        lives = [worker for worker in known if worker.worker_id == "decode-1"]
+        return bool(lives) and lives[0].incarnation != old.incarnation and not lives[0].blocks_in_view
+
+    asyncio.run(wait_known(cluster, has_no_credit, 5.0, "the old life's blocks are forgotten"))
+
+
+def test_a_frozen_decode_worker_is_left_and_its_late_words_do_no_harm(cluster: Cluster, schema: Work) -> None:
+    async def freeze(run: Pressed) -> None:
+        await all_under_way(run)
+        await run.until_busy("decode-0")
+
+        async def answered() -> None:
+            while len(run.loss.replies) < CLIENTS:  # noqa: ASYNC110 - several clients add to it
+                await asyncio.sleep(0.05)
+
+        await run.freeze("decode-0", answered)
+
+    lose(cluster, schema, CLIENTS, CLIENTS, freeze).check(schema)
+    cluster.wait_serving()
+    lose(cluster, schema, CLIENTS, CLIENTS, all_under_way).check(schema)
