@@ -60,11 +60,27 @@ if holder == ARGV[1] then redis.call('PEXPIRE', KEYS[1], ARGV[2]) return 1 end
 if not holder then redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) return 1 end
 return 0
 """
+_WRITE_ENTRY = """
+local entry = redis.call('GET', KEYS[1])
+if entry and not string.find(entry, ARGV[1], 1, true) then return 0 end
+redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+return 1
+"""
+_REMOVE_ENTRY = """
+local entry = redis.call('GET', KEYS[1])
+if entry and string.find(entry, ARGV[1], 1, true) then redis.call('DEL', KEYS[1]) end
+return 0
+"""
 _FREE_LOCK = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end return 0"
 
 
 def _prefix(cluster: str, kind: str) -> str:
     return f"pando:{cluster}:{kind}:"
+
+
+def _mark(record: WorkerRecord) -> str:
+    """Text of every entry of this life and of no other's: a registry's scripts have no numbers of 63 bits."""
+    return f'"incarnation":{record.incarnation},'
 
 
 def _parse(value: bytes | str) -> WorkerRecord | None:
@@ -79,6 +95,8 @@ def _parse(value: bytes | str) -> WorkerRecord | None:
 
 class Heartbeat:
     """Writes a worker's record every `interval_s` from its own thread until closed; then removes it.
+
+    The latest life to come owns the entry: an earlier one that was frozen and goes on stays out while it is there.
 
     Args:
         url: of the registry.
@@ -108,6 +126,7 @@ class Heartbeat:
         self._ttl_ms = int(ttl_s * 1000)
         self._stopping = threading.Event()
         self._reachable = True
+        self._claimed = self._superseded = False
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -120,7 +139,7 @@ class Heartbeat:
         self._thread.join()
         record = self._record()
         try:
-            self._client.delete(self._prefix + record.worker_id)
+            self._client.eval(_REMOVE_ENTRY, 1, self._prefix + record.worker_id, _mark(record))
         except redis.RedisError as error:
             get_logger().debug("registry did not take the sign-off", error=str(error))
         self._client.close()
@@ -134,7 +153,7 @@ class Heartbeat:
     def _beat(self) -> None:
         record = self._record()
         try:
-            self._client.set(self._prefix + record.worker_id, orjson.dumps(asdict(record)), px=self._ttl_ms)
+            written = self._write(self._prefix + record.worker_id, record)
         except redis.RedisError as error:
             if self._reachable:
                 get_logger().warning("registry unreachable; serving goes on", error=str(error))
@@ -143,6 +162,19 @@ class Heartbeat:
             if not self._reachable:
                 get_logger().info("registry reachable again")
             self._reachable = True
+            if not written and not self._superseded:
+                get_logger().error("another life of this worker has registered; this one stays out of the registry")
+            self._superseded = not written
+
+    def _write(self, key: str, record: WorkerRecord) -> bool:
+        """Claim the entry with the first write, keep it with all others; False when another life has claimed it."""
+        value = orjson.dumps(asdict(record))
+        if not self._claimed:
+            self._client.set(key, value, px=self._ttl_ms)
+            self._claimed = True
+            return True
+        written: int = self._client.eval(_WRITE_ENTRY, 1, key, _mark(record), value, str(self._ttl_ms))
+        return written == 1
 
 
 class RegistryReader:

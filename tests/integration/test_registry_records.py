@@ -7,6 +7,7 @@ import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import pytest
 import redis
@@ -56,6 +57,41 @@ async def listed(reader: RegistryReader, wanted: list[WorkerRecord]) -> None:
     async with asyncio.timeout(10):
         while await reader.list_workers() != wanted:  # noqa: ASYNC110 - nobody tells when an entry changes
             await asyncio.sleep(0.02)
+
+
+def heartbeat(url: str, record: WorkerRecord) -> Heartbeat:
+    return Heartbeat(url, "test", lambda: record, interval_s=0.05, ttl_s=5.0)
+
+
+async def test_a_life_that_was_replaced_stays_out_while_the_new_one_is_there(url: str, reader: RegistryReader) -> None:
+    old, new = RECORD, replace(RECORD, incarnation=8, address="127.0.0.1:9")
+    zombie, heir = heartbeat(url, old), heartbeat(url, new)
+    zombie.start()
+    await listed(reader, [old])
+    heir.start()
+    await listed(reader, [new])
+    for _ in range(20):
+        await asyncio.sleep(0.02)  # several beats of both: time itself is what is tested
+        assert await reader.list_workers() == [new]
+    await asyncio.to_thread(zombie.close)
+    assert await reader.list_workers() == [new], "the old life signed the new one off"
+    again = heartbeat(url, old)
+    again.start()
+    await listed(reader, [old])
+    await asyncio.to_thread(heir.close)
+    assert await reader.list_workers() == [old]
+    await asyncio.to_thread(again.close)
+    await listed(reader, [])
+
+
+async def test_an_entry_that_a_registry_lost_is_written_again(url: str, reader: RegistryReader) -> None:
+    beating = heartbeat(url, RECORD)
+    beating.start()
+    await listed(reader, [RECORD])
+    with redis.Redis.from_url(url) as client:
+        client.flushall()
+    await listed(reader, [RECORD])
+    await asyncio.to_thread(beating.close)
 
 
 async def test_a_record_there_and_back_then_gone_with_its_worker(url: str, reader: RegistryReader) -> None:
