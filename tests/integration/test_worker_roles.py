@@ -1,15 +1,16 @@
-"""Roles of real workers change while they serve: what runs ends or is told, what is cached stays."""
+"""Roles of a real worker change while it serves: what runs ends or is told, what is cached stays."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 
+import grpc
 import pytest
 
 from common.base.errors import Leg, WrongRole
-from pando.v1 import worker_pb2
+from common.rpc.errors import from_rpc_error
+from pando.v1 import worker_pb2, worker_pb2_grpc
 from tests.support.decode_calls import DecodeClient, Output, prompt_of, request_of
 from tests.support.role_calls import roles_of, set_role
 from tests.support.workers import WorkerProcess, Workers
@@ -17,34 +18,38 @@ from tests.support.workers import WorkerProcess, Workers
 BLOCK, LONG = 16, 600
 
 
-@dataclass
-class Pair:
-    """A worker of each role at the start, and clients of both."""
-
-    p: WorkerProcess
-    d: WorkerProcess
-    at_p: DecodeClient
-    at_d: DecodeClient
-
-
 @pytest.fixture(scope="module")
-def processes() -> Iterator[tuple[WorkerProcess, WorkerProcess]]:
-    with Workers(local_prefill_tokens="0") as workers:
-        yield workers.start_pair()
+def worker() -> Iterator[WorkerProcess]:
+    with Workers() as workers:
+        yield workers.start("decode")
 
 
 @pytest.fixture
-async def pair(processes: tuple[WorkerProcess, WorkerProcess]) -> AsyncIterator[Pair]:
-    """Each worker has its own role and nothing cached; after the test nothing is held."""
-    p, d = processes
-    async with DecodeClient(p.address) as at_p, DecodeClient(d.address) as at_d:
-        for client in (at_p, at_d):
-            await client.worker.FlushCache(worker_pb2.FlushCacheRequest())
-        yield Pair(p, d, at_p, at_d)
-        await set_role(p.address, "prefill")
-        await set_role(d.address, "decode")
-    for worker in processes:
-        worker.check_idle()
+async def client(worker: WorkerProcess) -> AsyncIterator[DecodeClient]:
+    """The worker decodes and has nothing cached; after the test nothing is held."""
+    async with DecodeClient(worker.address) as client:
+        await set_role(worker.address, "decode")
+        await client.worker.FlushCache(worker_pb2.FlushCacheRequest())
+        yield client
+    worker.check_idle()
+
+
+async def hand_off(worker: WorkerProcess, request_id: str, prompt: list[int]) -> worker_pb2.FirstToken:
+    """Ask the worker to prefill, as a decode worker that has nothing does. Raises PandoError."""
+    async with grpc.aio.insecure_channel(worker.address) as channel:
+        info = await worker_pb2_grpc.WorkerServiceStub(channel).GetInfo(worker_pb2.GetInfoRequest())
+        start = worker_pb2.HandoffStart(request=request_of(request_id, prompt).request, identity=info.identity)
+        call = worker_pb2_grpc.PrefillServiceStub(channel).Handoff()
+        try:
+            await call.write(worker_pb2.HandoffRequest(start=start))
+            while (message := await call.read()).WhichOneof("message") != "first_token":
+                pass
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error, Leg.NONE) from error
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+        first: worker_pb2.FirstToken = message.first_token
+        return first
 
 
 async def follow(client: DecodeClient, request: worker_pb2.DecodeServiceGenerateRequest, output: Output) -> None:
@@ -58,64 +63,62 @@ async def until_first_token(output: Output) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_a_worker_that_changes_its_role_keeps_its_cache_and_its_life(pair: Pair) -> None:
-    prompt = prompt_of(10 * BLOCK + 1, 1)
-    before = pair.p.stats()
-    watch = pair.at_p.worker.Watch(worker_pb2.WatchRequest())
-    first = await pair.at_d.generate(request_of("pd", prompt, prefill=pair.p.address))
-    assert first.usage.cached_tokens.l1 == 0 and first.usage.transfer_bytes > 0
+async def test_a_worker_that_changes_its_role_keeps_its_cache_and_its_life(
+    client: DecodeClient, worker: WorkerProcess
+) -> None:
+    mine, other = prompt_of(10 * BLOCK + 1, 1), prompt_of(10 * BLOCK + 1, 2)
+    before = worker.stats()
+    watch = client.worker.Watch(worker_pb2.WatchRequest())
+    first = await client.generate(request_of("decode", mine))
+    assert first.usage.cached_tokens.l1 == 0
 
-    await set_role(pair.p.address, "decode")
-    await set_role(pair.d.address, "prefill")
-    as_decode = await pair.at_p.generate(request_of("at-p", prompt))
-    assert as_decode.usage.cached_tokens.l1 == 10 * BLOCK, "what it computed as prefill serves it as decode"
-    await pair.at_p.worker.FlushCache(worker_pb2.FlushCacheRequest())
-    swapped = await pair.at_p.generate(request_of("dp", prompt, prefill=pair.d.address))
-    assert swapped.usage.cached_tokens.l1 == 10 * BLOCK, "what it fetched as decode serves it as prefill"
+    await set_role(worker.address, "prefill")
+    as_prefill = await hand_off(worker, "prefill", mine)
+    assert as_prefill.cached_tokens.l1 == 10 * BLOCK, "what it computed as decode serves it as prefill"
+    assert as_prefill.token_id == first.token_ids[0]
+    assert (await hand_off(worker, "new", other)).cached_tokens.l1 == 0
 
-    await set_role(pair.p.address, "prefill")
-    await set_role(pair.d.address, "decode")
-    await pair.at_d.worker.FlushCache(worker_pb2.FlushCacheRequest())
-    back = await pair.at_d.generate(request_of("back", prompt, prefill=pair.p.address))
-    assert back.usage.cached_tokens.l1 == 10 * BLOCK
-    assert first.token_ids == as_decode.token_ids == swapped.token_ids == back.token_ids
-
-    after = pair.p.stats()
+    await set_role(worker.address, "decode")
+    for prompt in (mine, other):
+        again = await client.generate(request_of("again", prompt))
+        assert again.usage.cached_tokens.l1 == 10 * BLOCK, "and what it computed as prefill serves it as decode"
+    after = worker.stats()
     assert (before.worker_id, before.incarnation) == (after.worker_id, after.incarnation)
-    assert list(after.roles) == ["prefill"] and not watch.done()
+    assert list(after.roles) == ["decode"] and not watch.done()
     watch.cancel()
 
 
-async def test_what_is_new_is_refused_and_what_runs_ends(pair: Pair) -> None:
+async def test_what_is_new_is_refused_and_what_runs_ends(client: DecodeClient, worker: WorkerProcess) -> None:
     output = Output()
-    running = asyncio.create_task(follow(pair.at_d, request_of("old", prompt_of(20, 2), max_tokens=LONG), output))
+    running = asyncio.create_task(follow(client, request_of("old", prompt_of(20, 2), max_tokens=LONG), output))
     await until_first_token(output)
-    done = await set_role(pair.d.address, "prefill")
+    done = await set_role(worker.address, "prefill")
     assert (list(done.before), done.roles.num_decode) == (["decode"], 1)
     with pytest.raises(WrongRole) as refused:
-        await pair.at_d.generate(request_of("new", prompt_of(20, 3)))
+        await client.generate(request_of("new", prompt_of(20, 3)))
     assert refused.value.leg is Leg.DECODE
-    assert list(pair.d.stats().roles) == ["prefill"]
+    assert list(worker.stats().roles) == ["prefill"]
     await running
     assert len(output.token_ids) == LONG and output.last.finish_reason
-    told = await roles_of(pair.d.address)
+    told = await roles_of(worker.address)
     assert (list(told.roles), told.num_decode) == (["prefill"], 0) and told.changed_s > 0
-    assert pair.d.metric("pando_worker_role", role="prefill") == 1
-    assert pair.d.metric("pando_worker_role", role="decode") == 0
+    assert worker.metric("pando_worker_role", role="prefill") == 1
+    assert worker.metric("pando_worker_role", role="decode") == 0
 
 
-async def test_what_outlives_its_time_is_told_so(pair: Pair) -> None:
+async def test_what_outlives_its_time_is_told_so(client: DecodeClient, worker: WorkerProcess) -> None:
     output = Output()
-    running = asyncio.create_task(follow(pair.at_d, request_of("old", prompt_of(20, 4), max_tokens=LONG), output))
+    running = asyncio.create_task(follow(client, request_of("old", prompt_of(20, 4), max_tokens=LONG), output))
     await until_first_token(output)
-    await set_role(pair.d.address, "prefill", drain_s=0.0)
+    await set_role(worker.address, "prefill", drain_s=0.0)
     with pytest.raises(WrongRole):
         await running
     assert 0 < len(output.token_ids) < LONG
 
 
-async def test_a_prefill_worker_that_left_is_blamed_as_that_leg(pair: Pair) -> None:
-    await set_role(pair.p.address, "decode")
+async def test_a_worker_that_does_not_prefill_is_blamed_as_that_leg(
+    client: DecodeClient, worker: WorkerProcess
+) -> None:
     with pytest.raises(WrongRole) as refused:
-        await pair.at_d.generate(request_of("r", prompt_of(40, 5), prefill=pair.p.address))
+        await hand_off(worker, "r", prompt_of(40, 5))
     assert refused.value.leg is Leg.PREFILL
