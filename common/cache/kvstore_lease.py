@@ -19,7 +19,7 @@ from common.cache.l3 import HEADER_BYTES, Slot, State
 from common.transport.base import Endpoint, Extent, Read
 
 _NUM_PARALLEL = 4
-_MIN_SHARE_BYTES = 1024 * 1024
+_MIN_SHARE_BYTES = 2 * 1024 * 1024
 _STATES = {
     Lookup.HIT: State.HIT,
     Lookup.MISS: State.MISS,
@@ -118,12 +118,18 @@ class Reader(Protocol):
 
 @dataclass(slots=True)
 class _Job:
-    """Slots of one part that are read together; `numbers` are their places in the call and among the part's hits."""
+    """Slots of one part that are read together.
+
+    Attributes:
+        part: who leased them.
+        numbers, hits: their places in the call, and among the part's hits.
+        extents: of these hits.
+    """
 
     part: Part
     numbers: list[int] = field(default_factory=list)
     hits: list[int] = field(default_factory=list)
-    num_bytes: int = 0
+    extents: list[Extent] = field(default_factory=list)
 
 
 class KvStoreLease:
@@ -180,14 +186,16 @@ class KvStoreLease:
 
     def _jobs(self, wanted: Sequence[Slot], answers: list[State]) -> list[_Job]:
         """Split what can be read into jobs; its answers are ERROR until it has landed, or CORRUPT by length."""
-        by_part: dict[Part, list[tuple[int, int, int]]] = {}
+        by_part: dict[Part, list[tuple[int, int, Extent]]] = {}
         for number, slot in enumerate(wanted):
             if answers[number] is State.HIT:
                 part, hit = self._board.hit(slot.index)
-                length = part.extent(hit).length
-                answers[number] = State.ERROR if length == slot.payload.nbytes else State.CORRUPT
-                if answers[number] is State.ERROR:
-                    by_part.setdefault(part, []).append((number, hit, length))
+                extent = part.extent(hit)
+                if extent.length == slot.payload.nbytes:
+                    answers[number] = State.ERROR
+                    by_part.setdefault(part, []).append((number, hit, extent))
+                else:
+                    answers[number] = State.CORRUPT
         return [job for part, entries in by_part.items() for job in _shares(part, entries)]
 
     async def _run(self, job: _Job, wanted: Sequence[Slot], answers: list[State], ends_s: float) -> None:
@@ -198,34 +206,38 @@ class KvStoreLease:
             for number in job.numbers:
                 answers[number] = State.EXPIRED
             return
-        reads = [
-            Read(part.extent(hit), wanted[number].payload) for number, hit in zip(job.numbers, job.hits, strict=True)
-        ]
+        reads = [Read(extent, wanted[number].payload) for number, extent in zip(job.numbers, job.extents, strict=True)]
         try:
             await reader.read(part.endpoints, reads, ends_s - reader.now_s())
         except (LeaseLost, StaleIncarnation, BlockCorrupt) as error:
             if len(job.numbers) == 1:
                 answers[job.numbers[0]] = State.CORRUPT if isinstance(error, BlockCorrupt) else State.EXPIRED
                 return
-            for number, hit in zip(job.numbers, job.hits, strict=True):  # all or an error: find out which it was
-                await self._run(_Job(part, [number], [hit]), wanted, answers, ends_s)
+            for number, hit, extent in zip(job.numbers, job.hits, job.extents, strict=True):
+                # all or an error: find out which it was
+                await self._run(_Job(part, [number], [hit], [extent]), wanted, answers, ends_s)
         except PandoError as error:
             get_logger().warning("leased objects cannot be read", num_objects=len(reads), error=error.message)
         else:
-            for number, hit, read in zip(job.numbers, job.hits, reads, strict=True):
-                wanted[number].header[:] = part.header(hit)
-                wanted[number].seen = read.source.checksum  # what the transport has found
+            for number, hit, extent in zip(job.numbers, job.hits, job.extents, strict=True):
+                slot = wanted[number]
+                slot.header[:] = part.header(hit)
+                slot.seen = extent.checksum  # what the transport has found
                 answers[number] = State.HIT
 
 
-def _shares(part: Part, entries: Sequence[tuple[int, int, int]]) -> list[_Job]:
-    """Jobs of about equal bytes for (place in the call, hit, length)."""
-    goal = max(_MIN_SHARE_BYTES, -(-sum(length for _, _, length in entries) // _NUM_PARALLEL))
-    jobs = [_Job(part)]
-    for number, hit, length in entries:
-        if jobs[-1].num_bytes >= goal:
-            jobs.append(_Job(part))
-        jobs[-1].numbers.append(number)
-        jobs[-1].hits.append(hit)
-        jobs[-1].num_bytes += length
+def _shares(part: Part, entries: Sequence[tuple[int, int, Extent]]) -> list[_Job]:
+    """Jobs of about equal bytes for (place in the call, hit, extent)."""
+    goal = max(_MIN_SHARE_BYTES, -(-sum([extent.length for _, _, extent in entries]) // _NUM_PARALLEL))
+    jobs: list[_Job] = []
+    num_bytes = goal
+    for entry in entries:
+        if num_bytes >= goal:
+            job, num_bytes = _Job(part), 0
+            jobs.append(job)
+        number, hit, extent = entry
+        job.numbers.append(number)
+        job.hits.append(hit)
+        job.extents.append(extent)
+        num_bytes += extent.length
     return jobs

@@ -76,6 +76,9 @@ class Movers:
         self._check_open()
         if self._num_waiting >= self._max_waiting:
             raise Overloaded(f"{self._num_waiting} reads wait already", leg=Leg.TRANSFER, retry_after_s=1.0)
+        if not self._slots.locked():
+            await self._slots.acquire()  # does not wait
+            return
         self._num_waiting += 1
         try:
             async with asyncio.timeout(timeout_s):

@@ -1,8 +1,9 @@
 """The drivers one process has, and which of them carries a read: the one place where callers meet the transport.
 
 For every read the first driver in order of preference is taken that runs here, that the peer offers, and that has not
-said Unsupported for this peer; `shm` only when both sides are on the same host. An error other than Unsupported is
-the caller's: a lost peer is not tried again through another door.
+said Unsupported for this peer; `shm` only when both sides are on the same host. A driver to which only this read's
+extents are too large is asked again for the next. An error other than Unsupported is the caller's: a lost peer is not
+tried again through another door.
 
 All drivers are told of the same regions in the same order, so a region has one segment id, whatever driver reads it.
 It does not know requests, keys or leases, nor how metrics are exported: it counts, others publish.
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.base.errors import Leg, Unsupported
-from common.transport.base import Endpoint, Read, Transport
+from common.transport.base import TOO_LARGE, Endpoint, Read, Transport
 from common.transport.region import Region
 from common.transport.shm import ShmTransport
 from common.transport.tcp import TcpTransport
@@ -130,7 +131,9 @@ class TransportSet:
         for driver, endpoint in self._common(peer):
             try:
                 await self._counted(driver, endpoint, reads, ends_at - time.monotonic())
-            except Unsupported:
+            except Unsupported as error:
+                if error.reason == TOO_LARGE:
+                    continue
                 if len(self._refusals) >= _MAX_REFUSALS:
                     self._refusals.clear()
                 self._refusals.add(endpoint)

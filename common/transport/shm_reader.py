@@ -136,8 +136,16 @@ class CopyJob:
     def run(self) -> None:
         """Copy and verify every extent. Raises the errors of `Transport.read`."""
         try:
+            attachments: dict[int, _Attachment] = {}
             for read in self._reads:
-                self._copy(read)
+                if read.source.incarnation != self._incarnation:
+                    raise StaleIncarnation("the extent was lent by another incarnation", leg=Leg.TRANSFER)
+                segment = read.source.segment
+                if segment not in attachments:
+                    attachments[segment] = self._attached.find(self._address, segment) or self._attach(segment)
+                self._copy(read, attachments[segment])
+            for attachment in attachments.values():
+                attachment.check_alive()
         except OSError as error:
             raise PeerLost(f"shm peer: {error}", leg=Leg.TRANSFER) from error
         except PeerLost:
@@ -153,12 +161,8 @@ class CopyJob:
                 with contextlib.suppress(OSError):  # not connected yet
                     self._connection.shutdown(socket.SHUT_RDWR)
 
-    def _copy(self, read: Read) -> None:
-        source = read.source
-        if source.incarnation != self._incarnation:
-            raise StaleIncarnation("the extent was lent by another incarnation", leg=Leg.TRANSFER)
-        attachment = self._attached.find(self._address, source.segment) or self._attach(source.segment)
-        view = attachment.view
+    def _copy(self, read: Read, attachment: _Attachment) -> None:
+        source, view = read.source, attachment.view
         index = view.geometry.extent_of(source.offset, source.length)
         _check_generation(view, index, source.generation)
         target, found = np.frombuffer(read.target.cast("B"), np.uint8), Running()
@@ -170,7 +174,6 @@ class CopyJob:
             if self._between_chunks is not None:
                 self._between_chunks()
         _check_generation(view, index, source.generation)
-        attachment.check_alive()
         wire.check_sum(source, found.value)
 
     def _check_wanted(self) -> None:

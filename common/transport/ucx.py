@@ -34,7 +34,7 @@ import psutil
 from common.base.errors import Leg, PeerLost, Unsupported
 from common.transport import wire
 from common.transport.address import Address, literal
-from common.transport.base import Endpoint, Read
+from common.transport.base import TOO_LARGE, Endpoint, Read
 from common.transport.movers import Movers
 from common.transport.region import Region
 from common.transport.segments import Segments
@@ -123,7 +123,8 @@ class UcxTransport:
         wire.check_reads(reads)
         address = Address.unpack(peer.descriptor)
         if any(read.source.length > self._slabs.slab_bytes for read in reads):
-            raise Unsupported(f"ucx carries extents of at most {self._slabs.slab_bytes} bytes", leg=Leg.TRANSFER)
+            message = f"ucx carries extents of at most {self._slabs.slab_bytes} bytes"
+            raise Unsupported(message, reason=TOO_LARGE, leg=Leg.TRANSFER)
         if reads:
             await self._movers.run(_FetchJob(self._thread, self._slabs, peer.incarnation, address, reads), deadline_s)
 

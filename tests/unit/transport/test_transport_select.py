@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from common.base.errors import PandoError, PeerLost, Unsupported
-from common.transport.base import Endpoint, Extent, Read
+from common.transport.base import TOO_LARGE, Endpoint, Extent, Read
 from common.transport.region import Region
 from common.transport.select import TransportConfig, TransportSet, host_id, make_drivers
 from common.transport.shm import ShmTransport
@@ -71,6 +71,16 @@ async def test_our_order_decides_not_the_peers() -> None:
     assert (len(first.deadlines), len(second.deadlines)) == (1, 0)
     await transports.read([endpoint("b")], READS, 5.0)
     assert (len(first.deadlines), len(second.deadlines)) == (1, 1)
+
+
+async def test_extents_that_are_too_large_for_a_driver_do_not_rule_it_out() -> None:
+    first, second = FakeTransport("a", Unsupported("too large", reason=TOO_LARGE)), FakeTransport("b")
+    transports = await started(first, second)
+    peer = [endpoint("a"), endpoint("b")]
+    await transports.read(peer, READS, 5.0)
+    first.error = None
+    await transports.read(peer, READS, 5.0)
+    assert (len(first.deadlines), len(second.deadlines)) == (2, 1)
 
 
 async def test_unsupported_for_a_pair_moves_on_within_the_deadline_and_is_remembered() -> None:
