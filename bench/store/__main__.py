@@ -32,11 +32,7 @@ def main() -> None:
     replay.add_argument("folder", type=Path, help="where conversation_trace.jsonl and synthetic_trace.jsonl lie")
     replay.add_argument("--json", type=Path, help="write the figures to this file", default=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    report: dict[str, Any]
-    if arguments.what == "traces":
-        report = {"rows": traces.table(arguments.folder)}
-    else:
-        report = _compare(arguments)
+    report = {"rows": traces.table(arguments.folder)} if arguments.what == "traces" else _compare(arguments)
     if arguments.json:
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")
 

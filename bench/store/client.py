@@ -7,18 +7,21 @@ What has to be made or removed for a call lies outside its time.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import uvloop
 
 from bench.store.shapes import KIB, NUM_NAMES, Cell, batches
 
 Bytes = npt.NDArray[np.uint8]
+_Call = Callable[[], Awaitable[None]]
 
 
 class Contender(Protocol):
@@ -30,19 +33,19 @@ class Contender(Protocol):
     def keys(self, names: Sequence[str]) -> Sequence[Any]:
         """Names as its calls take them; made outside of what is measured."""
 
-    def get(self, keys: Sequence[Any], size: int) -> None:
+    async def get(self, keys: Sequence[Any], size: int) -> None:
         """Fetch into the first buffers of that size."""
 
-    def put(self, keys: Sequence[Any], size: int) -> None:
+    async def put(self, keys: Sequence[Any], size: int) -> None:
         """Store the first buffers of that size."""
 
-    def exists(self, keys: Sequence[Any]) -> None:
+    async def exists(self, keys: Sequence[Any]) -> None:
         """Ask whether all are there; they are."""
 
-    def remove(self, keys: Sequence[Any]) -> None:
+    async def remove(self, keys: Sequence[Any]) -> None:
         """Remove what a measurement has put."""
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Hang up."""
 
 
@@ -54,34 +57,34 @@ class Client:
         self._contender = contender
         self._num_puts = 0
 
-    def fill(self) -> None:
+    async def fill(self) -> None:
         """Store what is read later, and check it."""
         for size, count in batches().items():
             keys, buffers = self._keys(size, count), self._contender.buffers[size]
             for number in range(count):
                 buffers[number] = _content(size, number)
-            self._contender.put(keys, size)
+            await self._contender.put(keys, size)
             buffers[:] = 0
-            self._contender.get(keys, size)
+            await self._contender.get(keys, size)
             for number in range(count):
                 assert np.array_equal(buffers[number], _content(size, number)), (self._name, size, number)
         smallest = min(batches())
         for first in range(0, NUM_NAMES, batches()[smallest]):
-            self._contender.put(self._exist_keys()[first : first + batches()[smallest]], smallest)
+            await self._contender.put(self._exist_keys()[first : first + batches()[smallest]], smallest)
 
-    def measure(self, cell: Cell) -> dict[str, Any]:
+    async def measure(self, cell: Cell) -> dict[str, Any]:
         """Seconds of each call."""
         seconds, cpu_s = [], 0.0
         for number in range(cell.repeats):
             call, after = self._prepare(cell, number)
             cpu_began_s, began_s = time.process_time(), time.perf_counter()
-            call()
+            await call()
             seconds.append(time.perf_counter() - began_s)
             cpu_s += time.process_time() - cpu_began_s
-            after()
+            await after()
         return {"seconds": seconds, "cpu_s": cpu_s / cell.repeats}
 
-    def _prepare(self, cell: Cell, number: int) -> tuple[Callable[[], None], Callable[[], None]]:
+    def _prepare(self, cell: Cell, number: int) -> tuple[_Call, _Call]:
         contender = self._contender
         if cell.op == "exists":
             keys = self._exist_keys()
@@ -107,34 +110,42 @@ def _content(size: int, number: int) -> Bytes:
     return np.random.default_rng(size + number).integers(0, 256, 4 * KIB, np.uint8).repeat(size // (4 * KIB))
 
 
-def _nothing() -> None:
+async def _nothing() -> None:
     return
 
 
-def _connect(spec: dict[str, Any]) -> Contender:
+async def _connect(spec: dict[str, Any]) -> Contender:
     if spec["store"] == "ours":
-        from bench.store.ours import Ours  # noqa: PLC0415 - a process loads what it needs
+        from bench.store.ours import connect  # noqa: PLC0415 - a process loads what it needs
 
-        return Ours(spec["address"], tuple(spec["drivers"]))
+        return await connect(spec["address"], tuple(spec["drivers"]))
     from bench.store.mooncake import Mooncake  # noqa: PLC0415
 
     return Mooncake(spec["address"], spec.get("node", ""))
 
 
-def main() -> None:
-    """Serve commands until stdin ends."""
-    spec = json.loads(sys.argv[1])
-    contender = _connect(spec)
+async def _serve(spec: dict[str, Any]) -> None:
+    contender = await _connect(spec)
     client = Client(spec["name"], contender)
-    print(json.dumps({"ready": True}), flush=True)
-    for line in sys.stdin:
+    answer: dict[str, Any] = {}
+    while True:
+        print(json.dumps(answer), flush=True)
+        line = await asyncio.to_thread(sys.stdin.readline)
+        if not line:
+            break
         command = json.loads(line)
         if "fill" in command:
-            client.fill()
-            print(json.dumps({}), flush=True)
+            await client.fill()
+            answer = {}
         else:
-            print(json.dumps(client.measure(Cell(**command))), flush=True)
-    contender.close()
+            answer = await client.measure(Cell(**command))
+    await contender.close()
+
+
+def main() -> None:
+    """Serve commands until stdin ends, on a loop that runs all the time, as a worker's does."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(json.loads(sys.argv[1])))
 
 
 if __name__ == "__main__":

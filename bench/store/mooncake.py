@@ -37,26 +37,26 @@ class Mooncake:
         """See `Contender.keys`."""
         return list(names)
 
-    def get(self, keys: Sequence[str], size: int) -> None:
+    async def get(self, keys: Sequence[str], size: int) -> None:
         """See `Contender.get`."""
         codes = self._client.batch_get_into(list(keys), self._addresses(keys, size), [size] * len(keys))
         assert codes == [size] * len(keys), codes
 
-    def put(self, keys: Sequence[str], size: int) -> None:
+    async def put(self, keys: Sequence[str], size: int) -> None:
         """See `Contender.put`."""
         codes = self._client.batch_put_from(list(keys), self._addresses(keys, size), [size] * len(keys))
         assert not any(codes), codes
 
-    def exists(self, keys: Sequence[str]) -> None:
+    async def exists(self, keys: Sequence[str]) -> None:
         """See `Contender.exists`."""
         codes = self._client.batch_is_exist(list(keys))
         assert codes == [1] * len(keys), codes
 
-    def remove(self, keys: Sequence[str]) -> None:
+    async def remove(self, keys: Sequence[str]) -> None:
         """See `Contender.remove`."""
         self._client.batch_remove(list(keys), True)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """See `Contender.close`."""
         self._client.close()
 
