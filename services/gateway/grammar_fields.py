@@ -6,13 +6,18 @@ Pure. A request has at most one constraint. What a grammar means, and whether it
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import WithJsonSchema
 
 from common.base.errors import InvalidRequest
 from pando.v1.types_pb2 import Grammar, SamplingParams
 from services.gateway.body import Body, json_text
 
 Json = str | dict[str, Any] | bool
+Choices = Annotated[
+    list[str], WithJsonSchema({"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}})
+]
 
 
 class GrammarFields(Body):
@@ -21,11 +26,11 @@ class GrammarFields(Body):
     regex: str | None = None
     ebnf: str | None = None
     json_schema: Json | None = None
-    choices: list[str] | None = None
+    choices: Choices | None = None
     structural_tag: Json | None = None
     guided_json: Json | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Choices | None = None
     guided_grammar: str | None = None
     structured_outputs: dict[str, Any] | None = None
 

@@ -17,10 +17,10 @@ from services.gateway.generation import Generation, request_ids
 from services.gateway.grammar_fields import constrain, grammar_names
 from services.gateway.logprobs import finite, token_string
 from services.gateway.native_types import GenerateBody
-from services.gateway.openai_types import U32_MAX
 from services.gateway.prompts import Prompt, put
 from services.gateway.sampling import bias_of
 from services.gateway.sse import DONE, event
+from services.gateway.token_fields import U32_MAX
 from services.gateway.transcript import Slot, Transcript
 from services.gateway.usage import num_cached
 

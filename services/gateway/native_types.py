@@ -8,33 +8,19 @@ from pydantic import Field
 
 from common.base.errors import InvalidRequest
 from services.gateway.body import Body
-from services.gateway.grammar_fields import GrammarFields
-from services.gateway.openai_types import I32, U32, Seed, TopK
 from services.gateway.prompts import Prompt, split
+from services.gateway.token_fields import I32, U32, AtLeastOne, Seed, TokenFields
 
 _OTHER_MEDIA = ("image_data", "video_data", "audio_data", "input_embeds")
 
 
-class NativeSampling(GrammarFields):
+class NativeSampling(TokenFields):
     """`sampling_params`."""
 
-    max_new_tokens: U32 | None = None
+    max_new_tokens: AtLeastOne | None = None
     min_new_tokens: U32 | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: TopK | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[U32] | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
     n: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
-    seed: Seed | None = None
     sampling_seed: Seed | None = None
 
 

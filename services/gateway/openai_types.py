@@ -1,23 +1,18 @@
 """Shapes of the OpenAI request bodies. Types and wire bounds only: what a value may mean is the router's to judge.
 
-Fields that are declared but never read are accepted for compatibility and have no effect (README lists them).
+Fields that are declared but never read are accepted for compatibility and have no effect (docs/openai.md lists them).
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field
 
 from common.base.errors import InvalidRequest
 from services.gateway.body import Body
-from services.gateway.grammar_fields import GrammarFields
-
-U32_MAX = 2**32 - 1
-U32 = Annotated[int, Field(ge=0, le=U32_MAX)]
-I32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
-Seed = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
-TopK = Annotated[int, Field(ge=-1, le=U32_MAX)]
+from services.gateway.object_fields import Functions, Prompts, ResponseFormat, Tools
+from services.gateway.token_fields import I32, U32, U32_MAX, AtLeastOne, TokenFields
 
 
 class StreamOptions(Body):
@@ -27,27 +22,14 @@ class StreamOptions(Body):
     continuous_usage_stats: bool | None = None
 
 
-class CommonFields(GrammarFields):
+class CommonFields(TokenFields):
     """What chat, completions and responses have in common."""
 
     model: str | None = None
     stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    stop: str | list[str] | None = None
-    seed: Seed | None = None
     prompt_cache_key: str | None = None
 
-    top_k: TopK | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    stop_token_ids: list[U32] | None = None
     min_tokens: U32 | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     cache_salt: str | None = None
     priority: I32 | None = None
@@ -123,13 +105,13 @@ class ChatRequest(SamplingFields):
     """Body of POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_completion_tokens: U32 | None = None
+    max_completion_tokens: AtLeastOne | None = None
     logprobs: bool | None = None
     top_logprobs: U32 | None = None
-    response_format: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Tools | None = None
     tool_choice: Any = None
-    functions: list[dict[str, Any]] | None = None
+    functions: Functions | None = None
     modalities: list[str] | None = None
     audio: Any = None
 
@@ -182,20 +164,10 @@ class ChatRequest(SamplingFields):
             raise InvalidRequest(f"{param}: audio output is not supported; this model writes text", param=param)
 
 
-_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": U32_MAX}, "minItems": 1}
-_PROMPT: dict[str, Any] = {
-    "anyOf": [
-        {"type": "string"},
-        _IDS,
-        {"type": "array", "items": {"anyOf": [{"type": "string"}, _IDS]}, "minItems": 1},
-    ]
-}
-
-
 class CompletionRequest(SamplingFields):
     """Body of POST /v1/completions; the prompt's four shapes are told apart in `prompts`."""
 
-    prompt: Annotated[Any, WithJsonSchema(_PROMPT)]
+    prompt: Prompts
     echo: bool | None = None
     logprobs: U32 | None = None
     best_of: Annotated[int, Field(ge=1, le=U32_MAX)] | None = None

@@ -8,7 +8,8 @@ from typing import Any
 from common.base.errors import InvalidRequest
 from pando.v1 import inference_pb2, types_pb2
 from services.gateway.body import json_text
-from services.gateway.openai_types import U32_MAX, ChatMessage
+from services.gateway.openai_types import ChatMessage
+from services.gateway.token_fields import U32_MAX
 
 Prompt = str | list[int]
 

@@ -8,7 +8,8 @@ from pydantic import Field
 
 from common.base.errors import InvalidRequest
 from services.gateway.body import Body
-from services.gateway.openai_types import U32, CommonFields
+from services.gateway.openai_types import CommonFields
+from services.gateway.token_fields import U32, AtLeastOne
 
 _REFUSED = {
     "conversation": "conversations are not kept; use previous_response_id",
@@ -54,7 +55,7 @@ class InputFields(Body):
 class ResponsesRequest(InputFields, CommonFields):
     """Body of POST /v1/responses."""
 
-    max_output_tokens: U32 | None = None
+    max_output_tokens: AtLeastOne | None = None
     top_logprobs: U32 | None = None
     include: list[str] | None = None
     store: bool | None = None

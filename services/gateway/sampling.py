@@ -5,7 +5,8 @@ from __future__ import annotations
 from common.base.errors import InvalidRequest
 from pando.v1 import types_pb2
 from services.gateway.grammar_fields import constrain
-from services.gateway.openai_types import U32_MAX, CommonFields
+from services.gateway.openai_types import CommonFields
+from services.gateway.token_fields import U32_MAX
 
 _SAME_NAME = (
     "temperature",
