@@ -152,6 +152,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert admission.num_waiting_tenants == len({one.tenant for one in waiting})
         assert admission.num_in_flight == len(self.staged(Stage.DISPATCHED, Stage.RUNNING))
         assert admission.dispatched_tokens == sum(one.cost for one in self.staged(Stage.DISPATCHED))
+        assert admission._flight.num_unplaced == sum(not one.seat.placed for one in self.staged(Stage.DISPATCHED))
         assert admission._queue.num_known == len({one.tenant for one in self.all if one.stage is not Stage.GONE})
         limit = self.limits.max_running_requests
         assert not limit or admission.num_in_flight <= limit
