@@ -254,7 +254,7 @@ class SealedLease:
         states = await self._l3.unseal(keys, slots, self._found, deadline_s)
         for number, key, state in zip(todo, keys, states, strict=True):
             answers[number] = state
-            if not self._closed:
+            if state is not State.HIT and not self._closed:
                 self._l3.remember(key, state)
         return answers
 
