@@ -82,7 +82,12 @@ class RouterConfig(Section):
         64, ge=0, description="a worker that holds less of a prompt than this earns no credit for it"
     )
     tie_ratio: float = Field(
-        0.05, ge=0, le=1, description="workers whose cost is within this part of the best time to a first token tie"
+        0.02, ge=0, le=1, description="workers whose cost is within this part of the best time to a first token tie"
+    )
+    decode_horizon_tokens: int = Field(
+        16,
+        ge=1,
+        description="output tokens whose time counts in a placement; what runs beside later ones is not known yet",
     )
     max_sources: int = Field(
         2, ge=0, description="most other workers named as holders of a longer prefix; 0: they do not fetch from others"

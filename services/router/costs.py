@@ -46,6 +46,7 @@ class Situation:
         standings: all candidates.
         longest_tokens: what of the prompt can be fetched from some worker; 0: nothing.
         curve: how popular the prompt's blocks are; None: not at all.
+        horizon_tokens: output tokens whose time counts; what runs beside later ones is not known now.
         busy_ratio: part of the workers that compute prompts which have one to compute.
     """
 
@@ -56,6 +57,7 @@ class Situation:
     busy_ratio: float
     now_s: float
     min_match_tokens: int
+    horizon_tokens: int
 
 
 def price_prompt(situation: Situation, worker: Standing) -> Quote:
@@ -87,8 +89,8 @@ def price_prompt(situation: Situation, worker: Standing) -> Quote:
 def price_decode(situation: Situation, worker: Standing, prompt: Quote, *, remote: bool) -> Quote:
     """The cost of generating on this worker, its prompt being computed as `prompt` says (elsewhere when `remote`)."""
     task, load, pace = situation.task, worker.load, worker.pace
-    decode_s = task.expected_output_tokens * (pace.step_s + load.num_requests * pace.request_s)
-    room_s = _wait_for_room_s(task, load, decode_s)
+    step_s = pace.step_s + load.num_requests * pace.request_s
+    room_s = _wait_for_room_s(task, load, task.expected_output_tokens * step_s)
     transfer_s = 0.0
     if remote:
         transfer_s = (task.num_tokens - worker.held_tokens) * task.block_bytes / task.block_size * pace.byte_s
@@ -103,7 +105,7 @@ def price_decode(situation: Situation, worker: Standing, prompt: Quote, *, remot
         credit_s=prompt.credit_s,
         last_used=load.last_used,
         transfer_s=transfer_s,
-        decode_s=decode_s,
+        decode_s=min(task.expected_output_tokens, situation.horizon_tokens) * step_s,
         is_remote=remote,
     )
 

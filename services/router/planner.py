@@ -33,6 +33,7 @@ class PlannerConfig:
         max_speculations: most prompts that are remembered so.
         min_match_tokens: shorter matches earn no credit.
         tie_ratio: costs within this part of the best first-token time are equal.
+        decode_horizon_tokens: output tokens whose time counts in a placement.
         max_sources: most holders of a longer prefix named in a plan; 0: workers do not fetch from each other.
         max_sessions: most sessions whose worker is remembered.
         speed_half_life_s: a slow worker gets half its bad reputation off in this time without news.
@@ -44,7 +45,8 @@ class PlannerConfig:
     speculative_s: float = 2.0
     max_speculations: int = 4096
     min_match_tokens: int = 64
-    tie_ratio: float = 0.05
+    tie_ratio: float = 0.02
+    decode_horizon_tokens: int = 16
     max_sources: int = 2
     max_sessions: int = 10_000
     speed_half_life_s: float = 30.0
@@ -188,6 +190,7 @@ class Planner:
             busy_ratio=num_busy / max(1, len(computing)),
             now_s=now_s,
             min_match_tokens=self.config.min_match_tokens,
+            horizon_tokens=self.config.decode_horizon_tokens,
         )
 
     def _standing(self, task: Task, candidate: Candidate, known: _Known, now_s: float) -> Standing:

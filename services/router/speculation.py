@@ -12,8 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from services.router.prefix_view import WorkerKey
+
+MAX_LOOKED_AT = 64
+"""Newest promises with the same first block; of older ones the workers have told by now."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +87,7 @@ class Speculations:
         """(blocks of the head that are promised, whether they land there from elsewhere) by worker."""
         found: dict[WorkerKey, tuple[int, bool]] = {}
         group = self._by_first.get(hashes[0]) if hashes else None
-        for promise in group or ():
+        for promise in islice(reversed(group), MAX_LOOKED_AT) if group else ():
             if promise.until_s is not None and promise.until_s <= now_s:
                 continue
             known, landing = found.get(promise.key, (0, False))

@@ -129,8 +129,16 @@ class FakeWorker(worker_pb2_grpc.DecodeServiceServicer, worker_pb2_grpc.WorkerSe
         message.digest.CopyFrom(worker_pb2.IndexDigest(num_entries=num_entries, sum=total))
         self._tell(message)
 
-    def _message(self, events: Sequence[worker_pb2.BlockEvent], **flags: bool) -> worker_pb2.WatchResponse:
-        return worker_pb2.WatchResponse(incarnation=self.record.incarnation, seq=self._seq, events=events, **flags)
+    def _message(
+        self, events: Sequence[worker_pb2.BlockEvent], *, snapshot: bool = False, snapshot_end: bool = False
+    ) -> worker_pb2.WatchResponse:
+        return worker_pb2.WatchResponse(
+            incarnation=self.record.incarnation,
+            seq=self._seq,
+            events=events,
+            snapshot=snapshot,
+            snapshot_end=snapshot_end,
+        )
 
     def _tell(self, message: worker_pb2.WatchResponse) -> None:
         for queue in self._watchers:
