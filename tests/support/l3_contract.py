@@ -19,6 +19,7 @@ import pytest
 
 from common.cache.l3 import HEADER_BYTES, Backend, BlockKey, L3Stats, PutState, SealedBlock, Slot, State
 from common.cache.seal import SealConfig, SealedL3
+from common.transport.checksum import checksum
 from common.transport.tag import Tagger
 
 SPACE, OTHER_SPACE = b"n" * 32, b"m" * 32
@@ -90,6 +91,7 @@ class BareStore:
         states = await lease.read(slots, deadline_s)
         for slot, state in zip(slots, states, strict=True):
             assert state is not State.HIT or bytes(slot.header) == header_of(bytes(slot.payload)), "a header is wrong"
+            assert state is not State.HIT or slot.seen in (None, checksum(slot.payload)), "a checksum is wrong"
         return states
 
     async def remove_namespace(self, namespace: bytes) -> int:

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.cache.header import Damage, inspect, make_header, refit_checksum
+from common.cache.header import Damage, inspect, make_header, promised_checksum, refit_checksum
 from common.cache.l3 import HEADER_BYTES, BlockKey
+from common.transport.checksum import checksum
 from common.transport.tag import Tagger
 
 KEY = BlockKey(b"n" * 32, b"h" * 32, 7)
@@ -83,3 +84,14 @@ def test_says_what_is_wrong_first() -> None:
     assert look(header, PAYLOAD, tagger=Tagger(b"l" * 32)) is Damage.TAG
     newer = header[:4] + struct.pack("<H", 2) + header[6:]
     assert look(newer, PAYLOAD) is Damage.HEADER
+
+
+def test_believes_who_has_hashed_the_payload_but_not_without_the_tag() -> None:
+    other = bytes(len(PAYLOAD))
+    for tagger, without_reading in ((BARE, None), (KEYED, Damage.TAG)):
+        header = make_header(KEY, memoryview(PAYLOAD), tagger)
+        right = checksum(PAYLOAD)
+        assert promised_checksum(header) == right
+        assert inspect(header, KEY, memoryview(PAYLOAD), tagger, right) is None
+        assert inspect(header, KEY, memoryview(PAYLOAD), tagger, right ^ 1) is Damage.CHECKSUM
+        assert inspect(header, KEY, memoryview(other), tagger, right) is without_reading

@@ -10,8 +10,9 @@ import pytest
 from common.base.errors import Unavailable
 from common.base.failpoints import Failpoints
 from common.cache.faulty import LOOKUP, PUT, READ, FaultyBackend
-from common.cache.l3 import BlockKey, PutState, SealedBlock, State
+from common.cache.l3 import BlockKey, PutState, SealedBlock, Slot, State
 from common.cache.seal import SealConfig, SealedL3
+from common.transport.checksum import checksum
 from common.transport.tag import Tagger
 from tests.support.l3_contract import (
     BLOCK_BYTES,
@@ -163,6 +164,38 @@ async def test_reads_that_time_out_open_it_too_and_misses_close_it() -> None:
 
 async def _late(lease: MemoryLease) -> MemoryLease:
     return lease
+
+
+class Hashing(MemoryLease):
+    """Says what it has found, as a transport does; `lie` bits are wrong."""
+
+    lie = 0
+
+    async def read(self, wanted: Sequence[Slot], deadline_s: float) -> list[State]:
+        states = await super().read(wanted, deadline_s)
+        for slot in wanted:
+            slot.seen = checksum(slot.payload) ^ self.lie
+        return states
+
+
+@pytest.mark.parametrize(
+    ("lie", "rule", "state"), [(0, "", State.HIT), (1, "", State.CORRUPT), (0, "flip", State.CORRUPT)]
+)
+async def test_what_a_backend_has_hashed_counts_until_the_bytes_change(lie: int, rule: str, state: State) -> None:
+    rig = Rig(SealConfig())
+    rig.store.l3 = SealedL3(FaultyBackend(rig.inner, rig.failpoints), Tagger(None), SealConfig(), lambda damage: None)
+    await rig.store.put([block_of(KEYS[0])])
+    lookup = rig.inner.lookup
+
+    async def hashing(keys: Sequence[BlockKey], deadline_s: float) -> MemoryLease:
+        lease = Hashing((await lookup(keys, deadline_s))._objects)
+        lease.lie = lie
+        return lease
+
+    rig.inner.lookup = hashing  # type: ignore[method-assign]
+    if rule:
+        rig.failpoints.arm(READ, rule)
+    assert await fetch(rig.store, KEYS[:1]) == [state]
 
 
 async def test_puts_have_a_breaker_of_their_own() -> None:

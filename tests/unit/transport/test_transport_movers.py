@@ -130,3 +130,16 @@ async def test_the_waiting_line_is_bounded() -> None:
         await movers.run(Quick(), 60.0)
     await movers.close()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_quick_job_runs_where_it_is_called_until_the_pool_closes() -> None:
+    movers, job = Movers("test", 1), Quick()
+    movers.run_here(job)
+    assert job.is_done
+    with pytest.raises(BlockCorrupt):
+        movers.run_here(Quick(BlockCorrupt("torn")))
+    await movers.close()
+    late = Quick()
+    with pytest.raises(PeerLost, match="closed"):
+        movers.run_here(late)
+    assert not late.is_done

@@ -19,7 +19,7 @@ from common.base.errors import (
 from common.transport import wire
 from common.transport.address import Address
 from common.transport.base import Extent, Read
-from common.transport.checksum import checksum
+from common.transport.checksum import Running, checksum
 
 TOKEN = bytes(range(16))
 EXTENT = Extent(incarnation=7, segment=1, offset=4096, length=100, generation=3, checksum=0)
@@ -120,3 +120,14 @@ def test_descriptors_of_port_zero_or_another_version_are_invalid() -> None:
         Address.unpack(Address("127.0.0.1", 0, TOKEN).pack())
     with pytest.raises(InvalidRequest):
         Address.unpack(b"\x09" + Address("127.0.0.1", 80, TOKEN).pack()[1:])
+
+
+@pytest.mark.parametrize("step", [1, 7, 1000, 4096])
+def test_a_running_checksum_is_that_of_the_whole(step: int) -> None:
+    data = bytes(range(256)) * 16
+    running = Running()
+    for start in range(0, len(data), step):
+        running.add(data[start : start + step])
+    assert running.value == checksum(data)
+    running.add(b"x")
+    assert running.value != checksum(data)
