@@ -111,6 +111,9 @@ def test_seats_that_are_taken_are_not_dispatched_to() -> None:
     admission.placed(seats[1])
     assert admission.next(Workers(1, 0, 0), 1.0) is None
     assert admission.next(Workers(1, 0, 1), 1.0) is seats[2]
+    for seat in seats[:3]:
+        admission.leave(seat, 2.0)
+    assert admission.next(Workers(1, 0, 0), 2.0) is seats[3], "with nothing in flight somebody goes"
 
 
 def test_a_cached_prompt_costs_something_too() -> None:
