@@ -94,6 +94,7 @@ class Choice:
         self._retries = Retries(desk.config.max_attempts)
         self._prompt_sent = False
         self._num_at_start = 0
+        self._unpaid: PandoError | None = None
         self.placement: Placement | None = None
 
     async def frames(self) -> AsyncGenerator[Frame, None]:
@@ -133,8 +134,10 @@ class Choice:
         while True:
             self._ticket.check()
             task = self._task()
-            chosen = desk.fleet.planner.plan(task, desk.fleet.candidates(), self._retries.exclusions, desk.clock())
+            excluded = self._retries.exclusions
+            chosen = desk.fleet.planner.plan(task, desk.fleet.candidates(excluded.decode), excluded, desk.clock())
             if chosen is not None:
+                self._pay()
                 desk.metrics.plans.labels(chosen.reason).inc()
                 placement = desk.fleet.planner.start(chosen, task, desk.clock())
                 desk.decisions.note(self._job.request_id, self._index, self._retries.attempt, placement)
@@ -243,8 +246,7 @@ class Choice:
             return last
         progressed = stitch.num_new > self._num_at_start
         leg = self._retries.failed(error, hit.decode.key, prefill, progressed=progressed)
-        if not stitch.token_ids:
-            self._pay(error)
+        self._unpaid = None if stitch.token_ids or isinstance(error, Draining | WrongRole) else error
         (desk.metrics.migrations if stitch.token_ids else desk.metrics.retries).labels(leg.value).inc()
         desk.log.warning(
             "attempt failed; trying elsewhere",
@@ -256,15 +258,16 @@ class Choice:
         )
         return None
 
-    def _pay(self, error: PandoError) -> None:
-        """Take a retry out of the budget, but not for a worker that only said it is going down or has another role.
+    def _pay(self) -> None:
+        """Take a retry out of the budget. Free are streams, and workers that only said they go down or changed roles.
 
         Raises:
-            PandoError: the error itself, when the budget has none left.
+            PandoError: the error that made the retry necessary, when the budget has none left.
         """
-        if not isinstance(error, Draining | WrongRole) and not self._desk.budget.take():
+        unpaid, self._unpaid = self._unpaid, None
+        if unpaid is not None and not self._desk.budget.take():
             self._desk.metrics.retries_refused.inc()
-            raise error
+            raise unpaid
 
     def _ask_after(self, error: PandoError, decode: WorkerKey, prefill: WorkerKey | None) -> None:
         """Have the worker asked how it is; a lost transfer says nothing about either."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Collection
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Protocol, TypeAlias
@@ -94,17 +95,18 @@ class Fleet:
         """End all tasks."""
         await self._tasks.cancel()
 
-    def candidates(self) -> list[Candidate]:
+    def candidates(self, excluded: Collection[WorkerKey] = ()) -> list[Candidate]:
         """Workers that may take something new: the ready ones; if none of them decodes, suspects that do.
 
-        An open breaker takes a worker's role away, but for decoding when nobody else can: a try is worth more then.
+        An open breaker takes a worker's role away, but for decoding when nobody else can but those who are `excluded`:
+        a try is worth more then.
         """
         members = list(self.membership.members)
         usable = [member for member in members if member.state is WorkerState.READY]
         if not any(member.has_role("decode") for member in usable):
             usable += [one for one in members if one.state is WorkerState.SUSPECT and one.has_role("decode")]
         found = [self._candidate(member) for member in usable]
-        if any(one.can_decode for one in found):
+        if any(one.can_decode and one.key not in excluded for one in found):
             return found
         return [replace(one, can_decode=member.has_role("decode")) for one, member in zip(found, usable, strict=True)]
 

@@ -10,8 +10,9 @@ import grpc
 import pytest
 
 from common.base.config import TimeoutsConfig
-from common.base.errors import HandoffAborted, Internal, Leg, Overloaded, PandoError, PeerLost
+from common.base.errors import Draining, HandoffAborted, Internal, Leg, Overloaded, PandoError, PeerLost, StepAborted
 from common.kv.hashing import block_hashes, prefix_root
+from common.rpc.errors import from_rpc_error
 from pando.v1 import inference_pb2
 from tests.support.fake_worker import BLOCK_SIZE, FakeWorker, Fault, identity
 from tests.support.router_bench import (
@@ -379,3 +380,86 @@ async def test_running_requests_end_well_when_the_router_drains(model_dir: Path)
         fault.resume.set()
         await running
         await stopping
+
+
+async def test_a_sick_fleet_is_not_hit_by_a_storm_of_retries(model_dir: Path) -> None:
+    async with bench(
+        model_dir, ["decode", "decode", "prefill"], retry_burst=3, retry_ratio=0.0, breaker_failures=99
+    ) as made:
+        for worker in made.workers[:2]:
+            worker.faults.extend(Fault(error=StepAborted("sick", leg=Leg.DECODE)) for _ in range(40))
+        for _ in range(8):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await made.ask(text_request())
+        assert sum(num_calls(made)) == 8 + 3, "8 first attempts and what the budget allows"
+        assert made.metric("retries_refused_total") >= 5
+
+
+async def test_moving_a_stream_costs_no_budget(model_dir: Path) -> None:
+    async with bench(model_dir, ["decode", "decode", "prefill"], retry_burst=1, retry_ratio=0.0) as made:
+        assert made.router.registry.get_sample_value("pando_router_retry_budget_retries") == 1
+        for after in (3, 4, 5):
+            made.workers[0].faults.append(Fault(after, error=PeerLost("bang", leg=Leg.DECODE)))
+            made.workers[1].faults.append(Fault(after, error=PeerLost("bang", leg=Leg.DECODE)))
+        await assert_undisturbed(made, max_tokens=40)
+        assert made.metric("migrations_total", leg="decode") >= 5, "more than max_attempts"
+        assert made.metric("retry_budget_retries") == 1
+
+
+async def test_a_worker_that_fails_at_its_work_gets_none_until_a_trial_succeeds(model_dir: Path) -> None:
+    async with bench(model_dir, ["decode", "decode", "prefill"], breaker_failures=2, breaker_pause_s=0.4) as made:
+        sick, well = made.workers[:2]
+        sick.faults.extend(Fault(error=StepAborted("sick", leg=Leg.DECODE)) for _ in range(2))
+        while len(sick.calls) < 2:
+            await assert_undisturbed(made)
+        states = {name: worker.state for name, worker in (await made.status()).items()}
+        assert states["decode-0"] == "ready", "it answers pings"
+        num_well = len(well.calls)
+        for _ in range(3):
+            await assert_undisturbed(made)
+        assert (len(sick.calls), len(well.calls)) == (2, num_well + 3)
+        async with asyncio.timeout(8):
+            while len(sick.calls) < 4:
+                await assert_undisturbed(made)
+        assert made.workers[2].record.worker_id == "prefill-2"
+
+
+async def test_a_failing_prefill_is_left_out_and_decode_stays(model_dir: Path) -> None:
+    async with bench(model_dir, breaker_failures=2, breaker_pause_s=60.0) as made:
+        decode = made.workers[0]
+        sick = [Fault(error=HandoffAborted("sick", leg=Leg.PREFILL)) for _ in range(2)]
+        decode.faults.extend([sick[0], Fault(100), sick[1]])
+        for number in range(4):
+            await assert_undisturbed(made, text=f"prompt {number} of many words " * 4)
+        assert [call.HasField("prefill") for call in decode.calls] == [True, False, True, False, False, False]
+        await eventually(lambda: made.metric("open_breakers", role="prefill") == 1, "the breaker is shown")
+        assert made.metric("open_breakers", role="decode") == 0
+
+
+async def test_what_outlives_the_drain_is_handed_over(model_dir: Path) -> None:
+    async with bench(model_dir, timeouts=TimeoutsConfig(ping_s=0.3, drain_s=0.2)) as made:
+        fault = Fault(after=5, hang=True)
+        made.workers[0].faults.append(fault)
+        running = asyncio.create_task(made.ask(text_request()))
+        await fault.reached.wait()
+        await made.router.stop()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await running
+        error = from_rpc_error(caught.value, Leg.NONE)
+        assert isinstance(error, Draining) and error.leg is Leg.ROUTER
+
+
+@pytest.mark.parametrize("given", [1, 7, 23, 24])
+@pytest.mark.parametrize("choice", [0, 2])
+async def test_another_routers_choice_goes_on_after_its_tokens(model_dir: Path, given: int, choice: int) -> None:
+    async with bench(model_dir) as made:
+        request = text_request(n=3, sampling__temperature=1.0, sampling__seed=9)
+        tokens, text = made.expected(request, choice)
+        rest = text_request(
+            sampling__temperature=1.0, sampling__seed=9, first_choice=choice, output_token_ids=tokens[:given]
+        )
+        frames = [frame async for frame in made.stub.Generate(rest, timeout=10)]
+        assert {frame.choice for frame in frames} == {choice}
+        assert tokens[:given] + [token for frame in frames for token in frame.token_ids] == tokens
+        assert text.endswith("".join(frame.text for frame in frames))
+        assert frames[0].HasField("prompt") and frames[-1].usage.completion_tokens == len(tokens)
