@@ -64,7 +64,7 @@ async def test_services_methods_and_fields_are_told_by_reflection(model_dir: Pat
             "pando.v1.Inference",
         ]
         methods = await grpcurl(made.router.address, "list", "pando.v1.Inference")
-        names = ("Abort", "Detokenize", "Generate", "GetModel", "ListWorkers", "Tokenize")
+        names = ("Abort", "Detokenize", "Explain", "Generate", "GetModel", "ListWorkers", "Tokenize")
         assert methods.out.split() == [f"pando.v1.Inference.{name}" for name in names]
         described = await grpcurl(made.router.address, "describe", "pando.v1.SamplingParams")
         assert "optional float temperature = 3" in described.out
