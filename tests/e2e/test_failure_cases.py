@@ -92,10 +92,17 @@ def test_ready_follows_the_workers_and_health_does_not(fragile_cluster: Cluster)
 
 def test_a_restarted_router_relearns_what_the_workers_hold(fragile_cluster: Cluster) -> None:
     """router-restart-relearns."""
-    body = {"model": fragile_cluster.model, "prompt": make_prompts(1, seed=22)[0], "max_tokens": 2}
-    fragile_cluster.target.ok(COMPLETIONS, body)
+    prompts = make_prompts(6, seed=22)
+    bodies = [{"model": fragile_cluster.model, "prompt": prompt, "max_tokens": 2} for prompt in prompts]
+
+    def num_cached() -> int:
+        usages = [fragile_cluster.target.ok(COMPLETIONS, body)["usage"] for body in bodies]
+        return sum(usage["prompt_tokens_details"]["cached_tokens"] for usage in usages)
+
+    num_cached()
+    before = num_cached()
+    assert before > 0
     fragile_cluster.wait_restarted("router", fragile_cluster.kill("router"))
     fragile_cluster.wait_serving()
-    poll(lambda: all(worker.blocks_in_view for worker in fragile_cluster.known_workers()), True, 5.0, "view relearned")
-    usage = fragile_cluster.target.ok(COMPLETIONS, body)["usage"]
-    assert usage["prompt_tokens_details"]["cached_tokens"] > 0
+    # A router that serves has its view: no time is given to it here.
+    assert num_cached() >= 0.95 * before

@@ -14,7 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.support.cluster import Cluster
 
-FRAGILE = ("--router.migration-wait-s", "60")
+FRAGILE = ("--router.migration-wait-s", "60", "--gateway.router-wait-s", "60")
 
 
 @pytest.fixture(scope="session")

@@ -81,6 +81,13 @@ class Loss:
         """Longest time without text of any stream that was under way when a process was harmed."""
         return max((_silence_s(reply, hit_s) for hit_s in self.hits_s for reply in self.replies), default=0.0)
 
+    def longest_usual_gap_s(self) -> float:
+        """Longest time without text of a stream that no hit fell into: what the machine's load alone costs."""
+        calm = [reply for reply in self.replies if not any(_silence_s(reply, hit_s) for hit_s in self.hits_s)]
+        return max(
+            (later - earlier for reply in calm for earlier, later in itertools.pairwise(reply.times_s)), default=0.0
+        )
+
     def check(self, work: Work) -> None:
         """Fail unless every request has its right and whole answer."""
         assert not self.failed(), self.failed()[:5]
@@ -91,7 +98,8 @@ class Loss:
         return (
             f"{len(self.replies)} requests, {len(self.failed())} failed, {len(self.unequal(work))} unequal, "
             f"{self.num_moved} streams moved, {self.num_retried} retried before the first token, "
-            f"longest silence of a stream under way {self.longest_silence_s():.2f} s"
+            f"longest silence of a stream under way {self.longest_silence_s():.2f} s, "
+            f"of others {self.longest_usual_gap_s():.2f} s"
         )
 
 
