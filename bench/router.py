@@ -3,8 +3,8 @@
 `core` times the pure parts in this process: one decision (plan and start) for a 2,000-token prompt on 8 workers,
 inserts into the prefix view, a match, a rebuild from a snapshot as it comes over the wire, and the memory of a block.
 `live` asks a real router and one that forwards blindly in turn (`bench/router_live.py`). Every figure is the median
-over rounds; times of `core` are CPU time of this thread. A busy machine slows all of it: the time of an empty loop stands
-beside, and a figure divided by it can be compared between runs. Tokenising and hashing are not in any of it.
+over rounds; times of `core` are CPU time of this thread. A busy machine slows all of it: the time of an empty loop
+stands beside, and a figure divided by it can be compared between runs. Tokenising and hashing are not in any of it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Every term is seconds, from the worker's measured pace and its open load. A match shorter than `min_match_tokens` earns
 nothing, so that a common first block does not pin all requests to whom it happened on. Blocks that other workers hold
 can be fetched when that is quicker than computing them, which is how a hot prefix spreads when its owner is busy; what
-has to be computed of a prefix that many generating requests share is shared among them (`credit_s`). On a busy fleet
+has to be computed of a prefix that many running requests share is shared among them (`credit_s`). On a busy fleet
 computing costs those who come after as well (`effort_s`), so that of two workers with equal times the one that has less
 to do for it is taken. Pure.
 """

@@ -109,6 +109,7 @@ class Planner:
         if plan.prefill is not None:
             promises.append(self._speculations.add(decode, task.hashes, landing=True))
         self._running[placement] = _Run(task.hashes, [one for one in promises if one], not room_wanted)
+        self._popularity.enter(task.hashes)
         self._affinity.note(task.session_id, decode)
         return placement
 
@@ -138,8 +139,6 @@ class Planner:
     def came_first(self, placement: Placement, now_s: float) -> None:
         """A placement's first token came."""
         run = self._running[placement]
-        run.popular = True
-        self._popularity.enter(run.hashes)
         for promise in run.promises:
             self._speculations.computed(promise, now_s)
         if run.measures:
@@ -159,8 +158,7 @@ class Planner:
     def ended(self, placement: Placement) -> None:
         """A placement is over: what it promised and did not do is off."""
         run = self._running.pop(placement)
-        if run.popular:
-            self._popularity.leave(run.hashes)
+        self._popularity.leave(run.hashes)
         for promise in run.promises:
             if promise.until_s is None:
                 self._speculations.drop(promise)
@@ -168,6 +166,7 @@ class Planner:
     def _situation(self, task: Task, candidates: Sequence[Candidate], now_s: float) -> Situation:
         matches, upper = self.view.match_tiers(task.hashes)
         below = {key: blocks - upper.get(key, 0) for key, blocks in matches.items() if blocks > upper.get(key, 0)}
+        num_known = max(matches.values(), default=0)
         landing = set(task.landing)
         matches.update(task.known)
         for key, (blocks, lands) in self._speculations.match(task.hashes, now_s).items():
@@ -186,7 +185,7 @@ class Planner:
             task=task,
             standings=standings,
             longest_tokens=longest if longest >= self.config.min_match_tokens else 0,
-            curve=self._popularity.curve(task.hashes, max(1, len(computing))),
+            curve=self._popularity.curve(task.hashes, num_known, max(1, len(computing))),
             busy_ratio=num_busy / max(1, len(computing)),
             now_s=now_s,
             min_match_tokens=self.config.min_match_tokens,
@@ -223,13 +222,11 @@ class _Run:
 
     Attributes:
         measures: its first token tells of its worker's speed.
-        popular: it is counted among those that share its prefix.
     """
 
     hashes: Sequence[bytes]
     promises: Sequence[Promise]
     measures: bool
-    popular: bool = False
 
 
 def _full(planner: Planner, key: WorkerKey) -> bool:

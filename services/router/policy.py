@@ -77,7 +77,7 @@ class Quote:
         decode_s: generating beside its other requests.
         is_remote: another worker would compute the prompt.
         effort_s: what the computing costs others, by how busy the fleet is.
-        credit_s: part of the prompt's cost that generating requests with the same prefix share in.
+        credit_s: part of the prompt's cost that running requests with the same prefix share in.
         last_used: when it was chosen last, as `Load.last_used`.
         first_token_s: the expected time to the first token.
         total_s: what candidates are compared by: the sum of all terms, less the credit.

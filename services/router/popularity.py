@@ -1,4 +1,4 @@
-"""How many generating requests share a prefix: what a copy of it on one more worker would be good for.
+"""How many running requests share a prefix: what a copy of it on one more worker would be good for.
 
 Counted at a few depths of each prompt only (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, ... blocks), so that a request
 costs some tens of counters whatever its length. Bounded by what runs. Knows nothing about workers or time.
@@ -48,7 +48,7 @@ class Curve:
 
 
 class Popularity:
-    """Generating requests by prefix."""
+    """Running requests by prefix."""
 
     def __init__(self) -> None:
         self._counts: dict[bytes, int] = {}
@@ -58,7 +58,7 @@ class Popularity:
         return len(self._counts)
 
     def enter(self, hashes: Sequence[bytes]) -> None:
-        """A request with this prompt generates; the caller calls `leave` with the same hashes once."""
+        """A request with this prompt runs; the caller calls `leave` with the same hashes once."""
         counts = self._counts
         for depth in DEPTHS[: bisect_right(DEPTHS, len(hashes))]:
             name = hashes[depth - 1]
@@ -74,10 +74,18 @@ class Popularity:
             else:
                 counts[name] -= 1
 
-    def curve(self, hashes: Sequence[bytes], num_workers: int) -> Curve | None:
-        """Each block's cost shared among those that would use a copy, were they spread over all; None: nobody."""
-        if not hashes or hashes[0] not in self._counts:
+    def curve(self, hashes: Sequence[bytes], num_known: int, num_workers: int) -> Curve | None:
+        """Each block's cost shared among those that would use a copy, were they spread over all; None: nobody.
+
+        Blocks after the first `num_known` count whole: no worker has them yet, so that those who want them had better
+        wait together for the one who computes them. Between the last depth that is counted and `num_known` all is taken
+        to be as popular as there: what is held is most often just what is shared.
+        """
+        if not num_known or hashes[0] not in self._counts:
             return None
-        marks = DEPTHS[: bisect_right(DEPTHS, len(hashes))]
+        marks = DEPTHS[: bisect_right(DEPTHS, num_known)]
         counts = [*takewhile(bool, (self._counts.get(hashes[depth - 1], 0) for depth in marks))]
-        return Curve(marks[: len(counts)], [1 / (1 + count / num_workers) for count in counts], len(hashes))
+        depths = [*marks[: len(counts)]]
+        if len(counts) == len(marks):
+            depths[-1] = num_known
+        return Curve(depths, [1 / (1 + count / num_workers) for count in counts], len(hashes))

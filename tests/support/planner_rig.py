@@ -59,13 +59,15 @@ class PlannerRig:
         self,
         hashes: Sequence[bytes],
         tail_tokens: int = 8,
+        *,
         session_id: str = "",
         known: Mapping[WorkerKey, int] | None = None,
         output: int = 100,
+        block_bytes: int = 0,
     ) -> Task:
         """A prompt of full blocks and some tokens more."""
         num_tokens = len(hashes) * BLOCK_SIZE + tail_tokens
-        return Task(hashes, num_tokens, BLOCK_SIZE, output, session_id, known=known or {})
+        return Task(hashes, num_tokens, BLOCK_SIZE, output, session_id, block_bytes, known or {})
 
     def plan(self, task: Task, exclusions: Exclusions = NOBODY) -> Plan:
         """Where a task would go."""

@@ -81,15 +81,18 @@ def test_depths_are_dense_at_first_and_then_a_quarter_apart() -> None:
 def test_a_popular_head_counts_less_and_the_books_end_empty() -> None:
     popularity = Popularity()
     prompt = chain("x", 20)
-    assert popularity.curve(prompt, 2) is None
+    assert popularity.curve(prompt, 20, 2) is None
     siblings = [chain(f"s{number}", 24, head=prompt[:8]) for number in range(4)]
     for hashes in siblings:
         popularity.enter(hashes)
-    curve = popularity.curve(prompt, 2)
+    curve = popularity.curve(prompt, 20, 2)
     assert curve is not None
     assert curve.blocks(8) == 8 / (1 + 4 / 2) and curve.blocks(0) == 0
     assert curve.total == curve.blocks(20) == 8 / 3 + 12
     assert curve.blocks(4) == 4 / 3
+    part = popularity.curve(prompt, 4, 2)
+    assert part is not None and part.total == 4 / 3 + 16, "nobody has the rest yet"
+    assert popularity.curve(prompt, 0, 2) is None
     for hashes in siblings:
         popularity.leave(hashes)
     assert len(popularity) == 0
