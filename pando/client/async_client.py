@@ -12,7 +12,7 @@ import grpc
 from common.base.errors import Cancelled
 from pando.client import convert
 from pando.client.async_stream import AsyncStream, ask
-from pando.client.channel import OPTIONS, as_pando_error
+from pando.client.channel import OPTIONS, as_pando_error, channel_target
 from pando.client.retry import Retry
 from pando.client.stream import DEFAULT_RETRY, DEFAULT_TIMEOUT_S
 from pando.client.target import grpc_target
@@ -137,7 +137,7 @@ class AsyncClient:
         """The channel belongs to the loop that is running now, so it is opened on first use."""
         if self._channel is None:
             if self._credentials is None:
-                self._channel = grpc.aio.insecure_channel(self.target, options=OPTIONS)
+                self._channel = grpc.aio.insecure_channel(channel_target(self.target), options=OPTIONS)
             else:
                 self._channel = grpc.aio.secure_channel(self.target, self._credentials, options=OPTIONS)
         return inference_pb2_grpc.InferenceStub(self._channel)

@@ -25,6 +25,13 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
+def channel_target(target: str) -> str:
+    """What gRPC is told for a router's host:port, or a comma list of IPv4 ones: the first that answers is used."""
+    if "," not in target:
+        return target
+    return "ipv4:" + ",".join(one.strip().replace("localhost", "127.0.0.1") for one in target.split(","))
+
+
 def as_pando_error(error: grpc.RpcError, target: str) -> PandoError:
     """What a failed call means. One that nobody answered is PeerLost of the leg router."""
     # The errors of synchronous calls have the same accessors as those of grpc.aio.

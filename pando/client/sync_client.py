@@ -9,7 +9,7 @@ from typing import Any, Self, Unpack
 import grpc
 
 from pando.client import convert
-from pando.client.channel import OPTIONS, as_pando_error
+from pando.client.channel import OPTIONS, as_pando_error, channel_target
 from pando.client.retry import Retry
 from pando.client.stream import DEFAULT_RETRY, DEFAULT_TIMEOUT_S, Stream, ask
 from pando.client.target import grpc_target
@@ -62,7 +62,7 @@ class Client:
         self._retry = retry
         self._metadata = tuple((metadata or {}).items())
         if credentials is None:
-            self._channel = grpc.insecure_channel(self.target, options=OPTIONS)
+            self._channel = grpc.insecure_channel(channel_target(self.target), options=OPTIONS)
         else:
             self._channel = grpc.secure_channel(self.target, credentials, options=OPTIONS)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)

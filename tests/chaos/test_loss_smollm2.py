@@ -15,7 +15,7 @@ from tests.support.cluster import SMOLLM2, Cluster
 from tests.support.load import make_prompts
 from tests.support.loss import Loss, Pressed, Work, lose, router_names, wait_known
 
-pytestmark = pytest.mark.chaos
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(3600)]
 
 REQUESTS = int(os.environ.get("LOSS_REQUESTS", "800"))
 CLIENTS, MAX_TOKENS, PROMPTS = 8, 32, 40

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pando.client.channel import channel_target
 from pando.client.target import DEFAULT_TARGET, DEFAULT_URL, grpc_target, http_url
 
 
@@ -35,3 +36,8 @@ def test_a_damaged_state_file_is_no_cluster(tmp_path: Path, content: str) -> Non
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "state.json").write_text(content)
     assert grpc_target() == DEFAULT_TARGET
+
+
+def test_several_routers_are_one_target() -> None:
+    assert channel_target("far:1") == "far:1"
+    assert channel_target("10.0.0.1:1, localhost:2") == "ipv4:10.0.0.1:1,127.0.0.1:2"
