@@ -313,3 +313,14 @@ async def test_the_policy_can_be_chosen(model_dir: Path) -> None:
         for _ in range(4):
             await made.ask(text_request("word " * 60, max_tokens=2))
         assert [len(worker.calls) for worker in made.workers[:2]] == [2, 2]
+
+
+async def test_priority_reaches_the_worker_and_a_session_its_last_one(model_dir: Path) -> None:
+    async with bench(model_dir, ["decode+prefill"] * 3) as made:
+        first = text_request("other words " * 30, max_tokens=2, priority=7, session_id="s")
+        await made.ask(first)
+        (last,) = [worker for worker in made.workers if worker.calls]
+        assert last.calls[0].request.priority == 7
+        for number in range(3):
+            await made.ask(text_request(f"{number} more words " * 30, max_tokens=2, session_id="s"))
+        assert len(last.calls) == 4
