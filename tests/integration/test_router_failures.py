@@ -463,3 +463,25 @@ async def test_another_routers_choice_goes_on_after_its_tokens(model_dir: Path, 
         assert tokens[:given] + [token for frame in frames for token in frame.token_ids] == tokens
         assert text.endswith("".join(frame.text for frame in frames))
         assert frames[0].HasField("prompt") and frames[-1].usage.completion_tokens == len(tokens)
+
+
+async def test_a_thawed_worker_is_heard_no_more_and_comes_back_with_what_it_holds_now(model_dir: Path) -> None:
+    async with bench(model_dir, ["decode", "decode", "prefill"], timeouts=TimeoutsConfig(ping_s=0.05)) as made:
+        frozen = made.workers[0]
+        frozen.store([b"a" * 32])
+        await made.until(lambda known: known["decode-0"].blocks_in_view == 1)
+        fault = Fault(after=5, hang=True)
+        frozen.faults.append(fault)
+        running = asyncio.create_task(assert_undisturbed(made))
+        await fault.reached.wait()
+        frozen.pings_hang = True
+        del made.registry.records["decode-0"]
+        await made.until(lambda known: "decode-0" not in known)
+        fault.resume.set()
+        await running
+        assert len(made.workers[1].calls[0].request.output_token_ids) == 5
+        frozen.blocks = [b"b" * 32, b"c" * 32]
+        frozen.pings_hang = False
+        made.registry.register(frozen)
+        await made.until(lambda known: "decode-0" in known and known["decode-0"].blocks_in_view == 2)
+        assert frozen.num_watches == 2, "its old credit was kept"
