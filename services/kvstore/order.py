@@ -4,7 +4,7 @@
 
     new ──> fresh ──used──> proven          leaves first: the least recently used of fresh, then of proven
               ^               │
-              └── oldest, beyond half ──┘
+              └── oldest, beyond half ──┘      (only as room is made: lookups shall cost little)
 
 What was only ever written makes room before what was used again, so a stream of prompts that nobody repeats does not
 flush those that come back (measured on recorded traffic: docs/kvstore.md). What was evicted lately and comes again is
@@ -27,6 +27,8 @@ class Ranked(Protocol):
 
 
 _T = TypeVar("_T", bound=Ranked)
+_DEMOTED_AT_ONCE = 8
+"""For each object that leaves, so that nobody waits for half a million of them."""
 
 
 class Order(Generic[_T]):
@@ -43,7 +45,6 @@ class Order(Generic[_T]):
     def add(self, one: _T) -> None:
         """Append an object to the half that `proven` says."""
         (self._proven if one.proven else self._fresh)[one] = None
-        self._demote()
 
     def discard(self, one: _T) -> None:
         """Take an object out; fine when it is not there."""
@@ -61,10 +62,10 @@ class Order(Generic[_T]):
         del self._fresh[one]
         one.proven = True
         self._proven[one] = None
-        self._demote()
 
     def victim(self) -> _T | None:
         """Who leaves first: whoever is found pinned counts as just used. None when all are pinned."""
+        self._demote()
         for half in (self._fresh, self._proven):
             for _ in range(len(half)):
                 one = next(iter(half))
@@ -74,8 +75,10 @@ class Order(Generic[_T]):
         return None
 
     def _demote(self) -> None:
-        while len(self._proven) > len(self._fresh) + 1:
-            one, _ = self._proven.popitem(last=False)
+        for _ in range(_DEMOTED_AT_ONCE):
+            if len(self._proven) <= len(self._fresh) + 1:
+                return
+            one = self._proven.popitem(last=False)[0]
             one.proven = False
             self._fresh[one] = None
 

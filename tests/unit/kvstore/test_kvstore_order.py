@@ -32,8 +32,21 @@ def test_used_ones_leave_after_all_others_but_are_half_at_most() -> None:
     assert numbers(order) == [1, 2, 3, 5, 4, 0]
     for one in things:
         order.use(one)
-    assert numbers(order) == [0, 1, 2, 3, 4, 5]
+    assert numbers(order) == [0, 1, 2, 3, 4, 5] and all(one.proven for one in things)
+    assert order.victim() is things[0]
     assert [one.number for one in things if one.proven] == [3, 4, 5]
+
+
+def test_making_room_takes_no_longer_when_many_are_proven() -> None:
+    order, things = order_of(1000)
+    for one in things:
+        order.use(one)
+    for number in range(100):
+        assert order.victim() is things[number]
+        order.discard(things[number])
+        demoted = sum(not one.proven for one in things)
+        assert demoted <= 8 * (number + 1)
+    assert abs(2 * sum(one.proven for one in things[100:]) - 900) <= 16, "half of them, in the end"
 
 
 def test_refreshing_moves_within_its_half() -> None:
