@@ -88,7 +88,7 @@ class Router:
             limit_s=config.grammar_trial_s,
         )
         room = self.room = WaitingRoom(Admission(admission_limits(config)), self._fleet, self._metrics, monotonic)
-        self._running = RunningTable(config.max_concurrent_requests, lambda: room.admission.retry_after_s(monotonic()))
+        self._running = RunningTable(config.max_concurrent_requests, room.too_many)
         strict = config.context_policy == "strict"
         decisions = DecisionLog(config.explain_requests)
         budget = RetryBudget(config.retry_ratio, config.retry_burst)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from common.base.errors import DeadlineExceeded, Leg, Overloaded, PandoError
-from services.router.fair_queue import Entry, FairQueue, rank, weight_of
+from services.router.fair_queue import MAX_PRIORITY, Entry, FairQueue, rank, weight_of
 from services.router.rate import Rate
 
 MIN_COST_TOKENS = 32
@@ -68,6 +68,8 @@ class Claim:
     Attributes:
         weight: of its tenant; 0 is the usual one.
         uncached_tokens: prompt tokens that somebody will have to compute, about.
+        resumes: it goes on with a stream that its client has a part of; so it goes first and is not refused for want
+            of room.
     """
 
     tenant: str
@@ -75,6 +77,7 @@ class Claim:
     priority: int
     uncached_tokens: int
     deadline_s: float
+    resumes: bool = False
 
 
 class Stage(StrEnum):
@@ -190,13 +193,13 @@ class Admission:
         entry = Entry(
             claim.tenant,
             max(claim.uncached_tokens, MIN_COST_TOKENS),
-            claim.priority,
-            rank(now_s, claim.priority, self._limits.priority_ageing_s),
+            MAX_PRIORITY if claim.resumes else claim.priority,
+            rank(now_s, MAX_PRIORITY if claim.resumes else claim.priority, self._limits.priority_ageing_s),
         )
-        wait_s = self._check_wait(claim.tenant, weight, entry.rank)
-        self._check_deadline(claim.deadline_s, now_s, wait_s, entry.cost_tokens)
-        for victim in self._find_victims(entry, weight):
-            self._refuse(self._seats[victim], self._overloaded("the request gave way to others", "pushed_out"))
+        if now_s >= claim.deadline_s:
+            raise DeadlineExceeded("the request's time is up", leg=Leg.ROUTER)
+        if not claim.resumes:
+            self._make_room(entry, weight, claim.deadline_s)
         seat = self._seats[entry] = Seat(entry, now_s, claim.deadline_s)
         self._queue.open(entry, weight)
         self._advance(now_s)
@@ -316,6 +319,14 @@ class Admission:
         self._queue.close(seat.entry)
         del self._seats[seat.entry]
 
+    def _make_room(self, entry: Entry, weight: int, deadline_s: float) -> None:
+        """Let others give way to a new request if need be. Raises what `arrive` does."""
+        wait_s = self._check_wait(entry.tenant, weight, entry.rank)
+        if wait_s and self._now_s + wait_s + self._prefill_s(entry.cost_tokens) > deadline_s:
+            raise _too_late()
+        for victim in self._find_victims(entry, weight):
+            self._refuse(self._seats[victim], self._overloaded("the request gave way to others", "pushed_out"))
+
     def _find_victims(self, entry: Entry, weight: int) -> list[Entry]:
         """Who has to give way for a new request; nobody when there is room, or nobody waits. Raises Overloaded."""
         limits, queue = self._limits, self._queue
@@ -336,12 +347,6 @@ class Admission:
         if wait_s > self._limits.max_queue_s:
             raise self._overloaded(f"the queue is {wait_s:.0f} s long", "queue_too_long")
         return wait_s
-
-    def _check_deadline(self, deadline_s: float, now_s: float, wait_s: float, cost_tokens: int) -> None:
-        if now_s >= deadline_s:
-            raise DeadlineExceeded("the request's time is up", leg=Leg.ROUTER)
-        if wait_s and now_s + wait_s + self._prefill_s(cost_tokens) > deadline_s:
-            raise _too_late()
 
     def _wait_s(self, tokens: float) -> float:
         """Seconds until so many tokens have left the queue, if the next request leaves now; 0 while nobody knows."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from common.base.errors import Cancelled, InvalidRequest, Leg, Overloaded, PandoError
+from common.base.errors import Cancelled, InvalidRequest, Leg, PandoError
 
 
 class Ticket:
@@ -53,11 +53,11 @@ class Ticket:
 
 
 class RunningTable:
-    """All requests in flight, at most `max_requests`; `retry_after_s` tells when more may come."""
+    """All requests in flight, at most `max_requests`; `too_many` makes the error for one more."""
 
-    def __init__(self, max_requests: int, retry_after_s: Callable[[], float]) -> None:
+    def __init__(self, max_requests: int, too_many: Callable[[], PandoError]) -> None:
         self._max_requests = max_requests
-        self._retry_after_s = retry_after_s
+        self._too_many = too_many
         self._tickets: dict[str, Ticket] = {}
 
     def __len__(self) -> int:
@@ -68,17 +68,12 @@ class RunningTable:
 
         Raises:
             InvalidRequest: the id is running.
-            Overloaded: too many are.
+            PandoError: too many are.
         """
         if request_id in self._tickets:
             raise InvalidRequest("a request with this id is running", reason="duplicate_request_id", param="request_id")
         if len(self._tickets) >= self._max_requests:
-            raise Overloaded(
-                f"{len(self._tickets)} requests are in flight",
-                reason="too_many_requests",
-                leg=Leg.ROUTER,
-                retry_after_s=self._retry_after_s(),
-            )
+            raise self._too_many()
         ticket = self._tickets[request_id] = Ticket(self, request_id)
         return ticket
 

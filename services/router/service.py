@@ -61,7 +61,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         with self._traced(request_id, deadline_s) as trace:
             wish = convert.wish_from_pb(request)
             with self._running.admit(request_id) as ticket:
-                self._room.check_room(wish.tenant, wish.tenant_weight, wish.priority)
+                if not wish.output_ids:
+                    self._room.check_room(wish.tenant, wish.tenant_weight, wish.priority)
                 job = await self._intake.job(wish, request_id, deadline_s)
                 ticket.check()
                 async with aclosing(self._in_turn(job, ticket, trace)) as frames:

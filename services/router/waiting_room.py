@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from common.base.clock import Clock
-from common.base.errors import DeadlineExceeded, Leg, PandoError
+from common.base.errors import DeadlineExceeded, Leg, Overloaded, PandoError
 from services.router.admission import Admission, Claim, Seat, Stage, Workers
 from services.router.job import Job
 from services.router.loop import Fleet
@@ -79,6 +79,17 @@ class WaitingRoom:
             self._count_refusal(error)
             raise
 
+    def too_many(self) -> Overloaded:
+        """The refusal of a request for which the router has no place at all."""
+        error = Overloaded(
+            "too many requests are waiting and running; try again later",
+            reason="too_many_requests",
+            leg=Leg.ROUTER,
+            retry_after_s=self.admission.retry_after_s(self.clock()),
+        )
+        self._count_refusal(error)
+        return error
+
     @asynccontextmanager
     async def enter(self, job: Job, ticket: Ticket) -> AsyncIterator[Turn]:
         """Wait for the turn of a job, and be inside until the block ends.
@@ -88,7 +99,14 @@ class WaitingRoom:
             DeadlineExceeded: its time is up, or cannot suffice.
             PandoError: what its ticket was ended with while it waited.
         """
-        claim = Claim(job.tenant, job.tenant_weight, job.priority, self._uncached_tokens(job), job.deadline_s)
+        claim = Claim(
+            job.tenant,
+            job.tenant_weight,
+            job.priority,
+            self._uncached_tokens(job),
+            job.deadline_s,
+            resumes=bool(job.output_ids),
+        )
         try:
             seat = self.admission.arrive(claim, self.clock())
         except PandoError as error:

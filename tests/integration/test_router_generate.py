@@ -177,6 +177,7 @@ async def test_too_many_requests_are_refused_with_a_time_to_come_back(model_dir:
         await fault.reached.wait()
         code, detail = await failure(made, text_request())
         assert (code.name, detail.reason) == ("RESOURCE_EXHAUSTED", "too_many_requests") and detail.retry_after_s > 0
+        assert made.metric("refusals_total", reason="too_many_requests") == 1
         fault.resume.set()
         await first
 

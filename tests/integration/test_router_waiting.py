@@ -7,6 +7,7 @@ import itertools
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -85,7 +86,7 @@ async def assert_never_more_than(made: Bench, limit: int, streams: int) -> None:
     assert made.workers[0].peak == limit, "all of the limit is used, and no more"
 
 
-async def drained(call: grpc.aio.UnaryStreamCall) -> None:
+async def drained(call: grpc.aio.UnaryStreamCall[Any, Any]) -> None:
     """Read a call to an end that may be a cancellation."""
     try:
         async for _ in call:

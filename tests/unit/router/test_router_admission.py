@@ -141,6 +141,19 @@ def test_a_full_queue_refuses_before_and_after_the_prompt_is_known(limits: dict[
     assert admission.num_queued == 3
 
 
+def test_a_stream_that_goes_on_is_not_refused_and_goes_first() -> None:
+    admission = one_at_a_time(max_queued_requests=2)
+    for _ in range(3):
+        admission.arrive(claim(), 0.0)
+        go(admission, 0.0)
+    resumed = admission.arrive(Claim("", 0, 0, 100, FOREVER, resumes=True), 1.0)
+    (running,) = [seat for seat in admission._seats.values() if seat.stage is Stage.DISPATCHED]
+    admission.leave(running, 2.0)
+    assert go(admission, 2.0) == [resumed] and not admission.take_refused()
+    with pytest.raises(DeadlineExceeded):
+        admission.arrive(Claim("", 0, 0, 100, 2.0, resumes=True), 2.0)
+
+
 def test_a_request_larger_than_the_queue_waits_alone() -> None:
     admission = one_at_a_time(max_queued_tokens=50)
     for _ in range(2):

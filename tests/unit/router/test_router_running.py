@@ -8,8 +8,12 @@ from common.base.errors import Cancelled, InvalidRequest, Overloaded
 from services.router.running import RunningTable
 
 
+def full() -> Overloaded:
+    return Overloaded("full")
+
+
 def test_an_id_is_taken_exactly_while_its_request_runs() -> None:
-    table = RunningTable(5, lambda: 1.0)
+    table = RunningTable(5, full)
     with table.admit("a"):
         with pytest.raises(InvalidRequest) as caught:
             table.admit("a")
@@ -21,16 +25,15 @@ def test_an_id_is_taken_exactly_while_its_request_runs() -> None:
 
 
 def test_requests_are_bounded() -> None:
-    table = RunningTable(2, lambda: 7.0)
-    with table.admit("a"), table.admit("b"), pytest.raises(Overloaded) as caught:
+    table = RunningTable(2, full)
+    with table.admit("a"), table.admit("b"), pytest.raises(Overloaded):
         table.admit("c")
-    assert caught.value.retry_after_s == 7.0
     with table.admit("c"):
         pass
 
 
 def test_abort_cancels_what_runs_and_what_starts_later() -> None:
-    table = RunningTable(9, lambda: 1.0)
+    table = RunningTable(9, full)
     cancelled: list[str] = []
     first, second = lambda: cancelled.append("first"), lambda: cancelled.append("second")
     with table.admit("a") as ticket:
