@@ -14,7 +14,7 @@ from common.base.errors import Leg, PandoError, PeerLost
 from common.transport import wire
 from common.transport.address import Address
 from common.transport.base import Read
-from common.transport.tcp_stream import STATUS, receive_exactly, receive_hashed
+from common.transport.tcp_stream import STATUS, receive_exactly, receive_hashed, receive_statuses
 
 _CONNECT_TIMEOUT_S = 2.0
 _MAX_IDLE = 64
@@ -141,14 +141,17 @@ class ReadJob:
 
     def _receive(self, first_status: bytes) -> None:
         assert self._connection is not None
-        connection, status = self._connection, first_status
-        for place, read in enumerate(self._reads):
-            if place:
-                status = receive_exactly(connection, STATUS.size)
-            wire.raise_for(STATUS.unpack(status)[0])
+        connection, before = self._connection, STATUS.unpack(first_status)[0]
+        for place, read in enumerate(self._reads, start=1):
+            wire.raise_for(before)
             found = receive_hashed(connection, read.target.cast("B"))
-            wire.raise_for(STATUS.unpack(receive_exactly(connection, STATUS.size))[0])
+            after, *following = receive_statuses(connection, 1 if place == len(self._reads) else 2)
+            wire.raise_for(after)
             wire.check_sum(read.source, found)
+            if following:
+                before = following[0]
+            elif place < len(self._reads):
+                raise ConnectionResetError("the peer hung up between two extents")
 
     def _hang_up(self) -> None:
         with self._lock:

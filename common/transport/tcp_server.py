@@ -16,8 +16,9 @@ from common.base.errors import InvalidRequest, PandoError, StaleIncarnation
 from common.transport import wire
 from common.transport.checksum import CHUNK_BYTES
 from common.transport.segments import Lent, Segments
-from common.transport.tcp_stream import STATUS, receive_exactly
+from common.transport.tcp_stream import STATUS, receive_exactly, send_both
 
+_OK = STATUS.pack(wire.Status.OK)
 _HELLO_TIMEOUT_S = 2
 _IDLE_TIMEOUT_S = 60
 _SEND_TIMEOUT_S = 30
@@ -124,27 +125,28 @@ class TcpServer:
         except (InvalidRequest, StaleIncarnation) as error:
             _send_status(connection, wire.status_of(error))
             return False
+        owed = b""  # the status behind a payload travels with that before the next
         try:
             for want in wants:
-                self._send(connection, self._segments.lend(want), 0 if want is wants[-1] else socket.MSG_MORE)
+                lent = self._segments.lend(want)
+                head, owed = owed + _OK, b""
+                self._send(connection, head, lent)
+                owed = _OK
         except PandoError as error:
-            _send_status(connection, wire.status_of(error))
+            connection.sendall(owed + STATUS.pack(wire.status_of(error)))
             return False
+        connection.sendall(owed)
         return True
 
-    def _send(self, connection: socket.socket, lent: Lent, flags: int) -> None:
-        """Status, payload, status. Raises LeaseLost if the extent was reused while it was being sent.
-
-        `flags` for the last: whether more will follow at once.
-        """
-        connection.sendall(STATUS.pack(wire.Status.OK), socket.MSG_MORE)
+    def _send(self, connection: socket.socket, head: bytes, lent: Lent) -> None:
+        """Head and payload. Raises LeaseLost if the extent was reused while it was being sent."""
         data = lent.data
         for start in range(0, lent.length, CHUNK_BYTES):
-            connection.sendall(data[start : start + CHUNK_BYTES], socket.MSG_MORE)
+            send_both(connection, head, data[start : start + CHUNK_BYTES])
+            head = b""
             if self._between_chunks is not None:
                 self._between_chunks()
         lent.check_generation()
-        _send_status(connection, wire.Status.OK, flags)
 
 
 def _limit(connection: socket.socket, first_timeout_s: int) -> None:
@@ -159,5 +161,5 @@ def _set_timeout(connection: socket.socket, option: int, seconds: int) -> None:
     connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", seconds, 0))
 
 
-def _send_status(connection: socket.socket, status: wire.Status, flags: int = 0) -> None:
-    connection.sendall(STATUS.pack(status), flags)
+def _send_status(connection: socket.socket, status: wire.Status) -> None:
+    connection.sendall(STATUS.pack(status))

@@ -28,6 +28,32 @@ def receive_into(connection: socket.socket, target: memoryview) -> None:
         received += count
 
 
+def receive_statuses(connection: socket.socket, count: int) -> list[int]:
+    """The next `count` statuses, or those before the end of the stream. Raises OSError when there is none."""
+    data = memoryview(bytearray(count * STATUS.size))
+    received = 0
+    while received < len(data):
+        arrived = connection.recv_into(data[received:], flags=socket.MSG_WAITALL)
+        if arrived == 0:
+            break
+        received += arrived
+    if received < STATUS.size:
+        raise ConnectionResetError("the peer hung up")
+    return [status for (status,) in STATUS.iter_unpack(data[: received - received % STATUS.size])]
+
+
+def send_both(connection: socket.socket, head: bytes, chunk: memoryview) -> None:
+    """Send a few bytes and a chunk in one call; more will follow. Raises OSError."""
+    if not head:
+        connection.sendall(chunk, socket.MSG_MORE)
+        return
+    sent = connection.sendmsg((head, chunk), (), socket.MSG_MORE)
+    if sent < len(head):
+        connection.sendall(head[sent:], socket.MSG_MORE)
+    if sent < len(head) + len(chunk):
+        connection.sendall(chunk[max(0, sent - len(head)) :], socket.MSG_MORE)
+
+
 def receive_hashed(connection: socket.socket, target: memoryview) -> int:
     """As `receive_into`; returns the checksum, taken of each chunk while it is in the cache."""
     found = Running()
