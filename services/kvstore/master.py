@@ -43,7 +43,8 @@ from services.kvstore.replicas import Copier, Copy
 _TICK_S = 0.1
 _LIST_S = 0.5
 _GATHER_S = 0.5
-_SWEPT_AT_ONCE = 5_000
+_SWEEPS, _SWEPT_AT_ONCE = 5, 1_000
+"""Of each tick; calls come between two sweeps."""
 _SETTLE_S = 1.0
 """A registry that lost its entries has all of them again after a heartbeat; what it lists before says little."""
 
@@ -149,7 +150,9 @@ class Master:
             if self.leading and self._clock() >= self._list_at_s:
                 self._list_at_s = self._clock() + _LIST_S
                 self._tasks.spawn(self._list_nodes())
-            self._parts.directory.sweep(_SWEPT_AT_ONCE)
+            for _ in range(_SWEEPS):
+                self._parts.directory.sweep(_SWEPT_AT_ONCE)
+                await asyncio.sleep(0)
             await asyncio.sleep(_TICK_S)
 
     async def close(self) -> None:
