@@ -73,16 +73,23 @@ def price_prompt(situation: Situation, worker: Standing) -> Quote:
         load_s = (fetched * pace.byte_s + min(matched, worker.below_tokens) * L2_BYTE_S) * byte_per_token
     compute_tokens = task.num_tokens - matched - fetched
     alone = _computed_alone(situation, compute_tokens) if situation.curve else compute_tokens
+    queue_s = worker.load.queue_s(pace.token_s, situation.now_s)
+    prefill_s = pace.start_s + compute_tokens * pace.token_s
+    effort_s = alone * pace.token_s * situation.busy_ratio
+    credit_s = (compute_tokens - alone) * pace.token_s
+    first_token_s = queue_s + prefill_s + load_s
     return Quote(
         worker.candidate,
         worker.held_tokens,
         compute_tokens,
-        queue_s=worker.load.queue_s(pace.token_s, situation.now_s),
-        prefill_s=pace.start_s + compute_tokens * pace.token_s,
-        load_s=load_s,
-        effort_s=alone * pace.token_s * situation.busy_ratio,
-        credit_s=(compute_tokens - alone) * pace.token_s,
-        last_used=worker.load.last_used,
+        queue_s,
+        prefill_s,
+        load_s,
+        effort_s,
+        credit_s,
+        worker.load.last_used,
+        first_token_s,
+        first_token_s + effort_s - credit_s,
     )
 
 
@@ -94,19 +101,24 @@ def price_decode(situation: Situation, worker: Standing, prompt: Quote, *, remot
     transfer_s = 0.0
     if remote:
         transfer_s = (task.num_tokens - worker.held_tokens) * task.block_bytes / task.block_size * pace.byte_s
+    queue_s = max(room_s, prompt.queue_s) if remote else room_s + prompt.queue_s
+    decode_s = min(task.expected_output_tokens, situation.horizon_tokens) * step_s
+    first_token_s = queue_s + prompt.prefill_s + prompt.load_s + transfer_s
     return Quote(
         worker.candidate,
         worker.held_tokens,
         prompt.compute_tokens,
-        queue_s=max(room_s, prompt.queue_s) if remote else room_s + prompt.queue_s,
-        prefill_s=prompt.prefill_s,
-        load_s=prompt.load_s,
-        effort_s=prompt.effort_s,
-        credit_s=prompt.credit_s,
-        last_used=load.last_used,
-        transfer_s=transfer_s,
-        decode_s=min(task.expected_output_tokens, situation.horizon_tokens) * step_s,
-        is_remote=remote,
+        queue_s,
+        prompt.prefill_s,
+        prompt.load_s,
+        prompt.effort_s,
+        prompt.credit_s,
+        load.last_used,
+        first_token_s,
+        first_token_s + decode_s + prompt.effort_s - prompt.credit_s,
+        transfer_s,
+        decode_s,
+        remote,
     )
 
 

@@ -92,15 +92,11 @@ class Quote:
     effort_s: float
     credit_s: float
     last_used: int
+    first_token_s: float
+    total_s: float
     transfer_s: float = 0.0
     decode_s: float = 0.0
     is_remote: bool = False
-    first_token_s: float = field(init=False)
-    total_s: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.first_token_s = self.queue_s + self.prefill_s + self.load_s + self.transfer_s
-        self.total_s = self.first_token_s + self.decode_s + self.effort_s - self.credit_s
 
 
 @dataclass(slots=True, frozen=True)

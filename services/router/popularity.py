@@ -1,7 +1,7 @@
 """How many running requests share a prefix: what a copy of it on one more worker would be good for.
 
-Counted at a few depths of each prompt only (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, ... blocks), so that a request
-costs some tens of counters whatever its length. Bounded by what runs. Knows nothing about workers or time.
+Counted at a few depths of each prompt only (1, 2, 3, 4, 6, 8, 12, 16, 24, ... blocks), so that a request costs some ten
+counters whatever its length. Bounded by what runs. Knows nothing about workers or time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def _depths(limit: int) -> tuple[int, ...]:
     depths = [1, 2, 3, 4]
     while depths[-1] < limit:
         octave = 1 << depths[-1].bit_length() - 1
-        depths.append(depths[-1] + max(1, octave // 4))
+        depths.append(depths[-1] + max(1, octave // 2))
     return tuple(depths)
 
 

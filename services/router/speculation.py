@@ -16,7 +16,7 @@ from itertools import islice
 
 from services.router.prefix_view import WorkerKey
 
-MAX_LOOKED_AT = 64
+MAX_LOOKED_AT = 32
 """Newest promises with the same first block; of older ones the workers have told by now."""
 
 

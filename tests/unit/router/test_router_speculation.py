@@ -73,9 +73,9 @@ def test_matching_equals_comparing_all_heads(shapes: list[tuple[int, int, int]],
     assert book.match(wanted, 0.0) == expected
 
 
-def test_depths_are_dense_at_first_and_then_a_quarter_apart() -> None:
-    assert DEPTHS[:16] == (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32)
-    assert all(later <= 1.34 * earlier for earlier, later in pairwise(DEPTHS[3:]))
+def test_depths_are_dense_at_first_and_then_a_half_apart() -> None:
+    assert DEPTHS[:12] == (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+    assert all(later <= 1.5 * earlier for earlier, later in pairwise(DEPTHS[3:]))
 
 
 def test_a_popular_head_counts_less_and_the_books_end_empty() -> None:
