@@ -35,7 +35,7 @@ from tests.support.tiny_vocab import tiny_vocab, write_tokenizer
 from tests.support.worker_rig import BLOCK_BYTES, BLOCK_SIZE, NO_TAGS, FakeTransports, Rig, running_core
 
 IDENTITY = Identity(b"n" * 32, "numerics", BLOCK_BYTES, BLOCK_SIZE)
-SOON_S = 0.5
+SOON_S = 1.5
 CHUNK = 8
 
 

@@ -71,7 +71,7 @@ def test_without_a_file_nobody_needs_a_key() -> None:
 def test_prompts_that_wait_for_their_turn_have_what_is_left_of_the_clients_time() -> None:
     with GatewayThread(max_parallel_prompts=1) as gateway:
         gateway.set_knobs(Knobs(pause_at=0))
-        body = {"model": MODEL, "prompt": ["one", "two", "three"], "max_tokens": 2, "timeout_s": 0.4}
+        body = {"model": MODEL, "prompt": ["one", "two", "three"], "max_tokens": 2, "timeout_s": 1.0}
         answer = httpx.post(f"{gateway.url}/v1/completions", json=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
         assert len(gateway.fake.requests) == 1

@@ -158,7 +158,7 @@ async def test_a_deadline_in_the_queue_ends_the_request_there(model_dir: Path) -
     async with bench(model_dir, max_running_requests=1) as made:
         async with held(made):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await made.ask(text_request(), timeout_s=0.3)
+                await made.ask(text_request(), timeout_s=1.0)
             assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             await eventually(lambda: queued(made) == 0, "it has left")
             await eventually(lambda: made.metric("requests_total", outcome="deadline") == 1, "counted as deadline")
