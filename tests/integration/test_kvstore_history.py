@@ -46,19 +46,30 @@ async def test_reads_bring_the_bytes_or_nothing(stack: AsyncExitStack, tmp_path:
     history = History(BareStore(await client(stack, rigs)), num_paths=40)
     stopping = asyncio.Event()
     clients = [asyncio.create_task(history.work(seed, stopping)) for seed in range(4)]
-    await asyncio.sleep(2)
-    assert rigs[1].process.parts is not None
-    for number in range(20):  # an operator removes what clients use
-        for rig in rigs:
-            assert rig.process.parts is not None
-            names = [name for place, name in enumerate(rig.process.parts.holdings.objects) if place % 7 == number % 7]
-            rig.process.parts.holdings.remove(names)
-        await asyncio.sleep(0.05)
-    await rigs[1].server.stop(0)
-    await asyncio.sleep(1.5)
-    stopping.set()
-    await asyncio.gather(*clients)
-    assert history.seen["read hit"] > 50 and history.seen["read corrupt"] == 0, history.seen
+    try:
+        await hits(history, 40)
+        for number in range(20):  # an operator removes what clients use
+            for rig in rigs:
+                assert rig.process.parts is not None
+                names = [
+                    name for place, name in enumerate(rig.process.parts.holdings.objects) if place % 7 == number % 7
+                ]
+                rig.process.parts.holdings.remove(names)
+            await asyncio.sleep(0.05)
+        await rigs[1].server.stop(0)
+        await hits(history, 40)
+    finally:
+        stopping.set()
+        await asyncio.gather(*clients)
+    assert history.seen["read corrupt"] == 0, history.seen
+
+
+async def hits(history: History, count: int) -> None:
+    """Wait until so many more reads have hit."""
+    before = history.seen["read hit"]
+    async with asyncio.timeout(60):
+        while history.seen["read hit"] < before + count:  # noqa: ASYNC110 - clients have no event for a test
+            await asyncio.sleep(0.02)
 
 
 def flip(key: BlockKey, payload: bytes) -> bytes:
