@@ -27,10 +27,11 @@ from rich.table import Table
 from bench.router_live import LiveShape, measure_live
 from pando.v1 import worker_pb2
 from services.router.convert import update_from_pb
+from services.router.index_update import ChangeKind, Update
 from services.router.placement import Placement
 from services.router.planner import Planner, PlannerConfig
 from services.router.policy import Candidate, Exclusions, Task
-from services.router.prefix_view import ChangeKind, PrefixView, Update, WorkerKey
+from services.router.prefix_view import PrefixView, WorkerKey
 
 BLOCK_SIZE = 16
 NUM_WORKERS = 8

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from services.router.prefix_view import Change, ChangeKind
+from services.router.index_update import Change, ChangeKind
 
 _TIER = 1
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bench.replay.worker import SimWorker, WorkerShape
+from services.router.index_update import Change, Update
 from services.router.member import Stats
 from services.router.policy import Candidate
-from services.router.prefix_view import Change, Update, WorkerKey
+from services.router.prefix_view import WorkerKey
 
 INCARNATION = 1
 

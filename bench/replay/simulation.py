@@ -19,10 +19,11 @@ from itertools import count
 from bench.replay.fleet import FleetShape, Member, build_fleet
 from bench.replay.trace import TraceRequest
 from bench.replay.worker import Emission, Job
+from services.router.index_update import Update
 from services.router.placement import Placement, Reuse
 from services.router.planner import Planner
 from services.router.policy import Exclusions, Plan, Task
-from services.router.prefix_view import Update, WorkerKey
+from services.router.prefix_view import WorkerKey
 
 Action = Callable[[float], None]
 

@@ -14,12 +14,12 @@ from common.base.errors import InvalidRequest
 from common.rpc.convert import grammar_to_pb, join_hashes, sampling_from_pb
 from common.sched.params import SamplingParams
 from pando.v1 import inference_pb2, types_pb2, worker_pb2
+from services.router.index_update import Digest, Update
 from services.router.job import Chat, Job, Prompt, Wish
 from services.router.member import Identity, Info, Member, Stats
 from services.router.metrics import TIERS
 from services.router.placement import Reuse
 from services.router.policy import Candidate, Plan
-from services.router.prefix_view import Digest, Update
 
 
 def wish_from_pb(message: inference_pb2.GenerateRequest) -> Wish:

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from services.router.affinity import Affinity
 from services.router.choosing import Picker, Rules, choose
 from services.router.costs import Situation, Standing
+from services.router.index_update import Update
 from services.router.load import LoadBook
 from services.router.member import Stats
 from services.router.placement import Placement, Reuse
 from services.router.policy import Candidate, Exclusions, Plan, Task
 from services.router.popularity import Popularity
-from services.router.prefix_view import PrefixView, Update, WorkerKey
+from services.router.prefix_view import PrefixView, WorkerKey
 from services.router.speculation import Promise, Speculations
 from services.router.speeds import Speeds
 
@@ -34,6 +35,7 @@ class PlannerConfig:
         min_match_tokens: shorter matches earn no credit.
         tie_ratio: costs within this part of the best first-token time are equal.
         decode_horizon_tokens: output tokens whose time counts in a placement.
+        disturbed_ratio: what of a prompt's time counts as a cost for each request that generates on the same worker.
         max_sources: most holders of a longer prefix named in a plan; 0: workers do not fetch from each other.
         max_sessions: most sessions whose worker is remembered.
         speed_half_life_s: a slow worker gets half its bad reputation off in this time without news.
@@ -47,6 +49,7 @@ class PlannerConfig:
     min_match_tokens: int = 64
     tie_ratio: float = 0.02
     decode_horizon_tokens: int = 16
+    disturbed_ratio: float = 0.3
     max_sources: int = 2
     max_sessions: int = 10_000
     speed_half_life_s: float = 30.0
@@ -190,6 +193,7 @@ class Planner:
             now_s=now_s,
             min_match_tokens=self.config.min_match_tokens,
             horizon_tokens=self.config.decode_horizon_tokens,
+            disturbed_ratio=self.config.disturbed_ratio,
         )
 
     def _standing(self, task: Task, candidate: Candidate, known: _Known, now_s: float) -> Standing:

@@ -16,8 +16,8 @@ from common.rpc.errors import from_rpc_error
 from common.rpc.operator import AUTHORIZATION
 from pando.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, worker_pb2, worker_pb2_grpc
 from services.router.convert import info_from_pb, stats_from_pb, update_from_pb
+from services.router.index_update import Update
 from services.router.member import Info, Stats
-from services.router.prefix_view import Update
 from services.router.running import Ticket
 
 

@@ -8,7 +8,8 @@ from hashlib import sha256
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.prefix_view import Change, ChangeKind, PrefixView, Update, WorkerKey
+from services.router.index_update import Change, ChangeKind, Update
+from services.router.prefix_view import PrefixView, WorkerKey
 
 HASHES = [sha256(bytes([n])).digest() for n in range(8)]
 A, B = ("a", 1), ("b", 1)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from services.router.index_update import ChangeKind, Update
 from services.router.placement import Placement
 from services.router.planner import Planner, PlannerConfig
 from services.router.policy import Candidate, Exclusions, Plan, Task
-from services.router.prefix_view import ChangeKind, Update, WorkerKey
+from services.router.prefix_view import WorkerKey
 
 BLOCK_SIZE = 16
 NOBODY = Exclusions()

@@ -8,7 +8,7 @@ import pytest
 
 from bench.replay.cache import PrefixCache
 from common.kv.block_cache import BlockCache
-from services.router.prefix_view import ChangeKind
+from services.router.index_update import ChangeKind
 
 NUM_BLOCKS = 24
 

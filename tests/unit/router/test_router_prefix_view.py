@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 from common.kv.events import EventLog
-from services.router.prefix_view import Change, ChangeKind, Digest, PrefixView, Trust, Update, WorkerKey
+from services.router.index_update import Change, ChangeKind, Digest, Update
+from services.router.prefix_view import PrefixView, Trust, WorkerKey
 
 HASHES = [sha256(bytes([n])).digest() for n in range(8)]
 A, B = ("a", 1), ("b", 1)
