@@ -19,7 +19,7 @@ CLIENTS = 3
 FLAGS = ("--prefill-workers", "2", "--decode-workers", "2", "--routers", "2")
 SCHEMA = {
     "type": "object",
-    "properties": {"tags": {"type": "array", "items": {"type": "string", "maxLength": 6}, "minItems": 90}},
+    "properties": {"tags": {"type": "array", "items": {"type": "string", "maxLength": 6}, "minItems": 70}},
     "required": ["tags"],
     "additionalProperties": False,
 }
@@ -44,7 +44,7 @@ def whole(cluster: Cluster) -> Iterator[None]:
 def schema(cluster: Cluster) -> Work:
     """JSON by a schema, long enough to be cut in the midst of the object."""
     fields = {"json_schema": SCHEMA, "ignore_eos": False}
-    return Work(make_prompts(CLIENTS, 62), 600, fields).learn(cluster, CLIENTS)
+    return Work(make_prompts(CLIENTS, 62), 450, fields).learn(cluster, CLIENTS)
 
 
 async def all_under_way(run: Pressed) -> None:

@@ -168,7 +168,7 @@ def settings(**router: object) -> RouterSettings:
     return RouterSettings(
         router=RouterConfig.model_validate(values | router),
         limits=limits,
-        timeouts=timeouts,  # type: ignore[arg-type]
+        timeouts=timeouts,
     )
 
 
