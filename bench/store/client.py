@@ -87,7 +87,7 @@ class Client:
     def _prepare(self, cell: Cell, number: int) -> tuple[_Call, _Call]:
         contender = self._contender
         if cell.op == "exists":
-            keys = self._exist_keys()
+            keys = self._exist_keys()[: cell.count]
             return lambda: contender.exists(keys), _nothing
         if cell.op == "get":
             everything = self._keys(cell.size, batches()[cell.size])

@@ -35,14 +35,14 @@ class Cell:
     def title(self) -> str:
         """For a table."""
         if self.op == "exists":
-            return f"exists {self.count} names"
+            return f"exists {self.count}"
         size = f"{self.size // MIB} MiB" if self.size >= MIB else f"{self.size // KIB} KiB"
         return f"{self.op} {self.count} x {size}"
 
 
 def cells() -> list[Cell]:
     """All that is measured, in the order of the table."""
-    result = [Cell("exists", 0, NUM_NAMES, 20)]
+    result = [Cell("exists", 0, count, 20) for count in (1, NUM_NAMES)]
     for op in ("get", "put"):
         for size, count in _BATCH.items():
             single, batch = _REPEATS[size]
