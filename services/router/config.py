@@ -89,6 +89,11 @@ class RouterConfig(Section):
         ge=1,
         description="output tokens whose time counts in a placement; what runs beside later ones is not known yet",
     )
+    disturbed_ratio: float = Field(
+        0.1,
+        ge=0,
+        description="what of a prompt's time counts as a cost for each request that generates on the same worker",
+    )
     max_sources: int = Field(
         2, ge=0, description="most other workers named as holders of a longer prefix; 0: they do not fetch from others"
     )

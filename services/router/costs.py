@@ -4,8 +4,9 @@ Every term is seconds, from the worker's measured pace and its open load. A matc
 nothing, so that a common first block does not pin all requests to whom it happened on. Blocks that other workers hold
 can be fetched when that is quicker than computing them, which is how a hot prefix spreads when its owner is busy; what
 has to be computed of a prefix that many running requests share is shared among them (`credit_s`). On a busy fleet
-computing costs those who come after as well (`effort_s`), so that of two workers with equal times the one that has less
-to do for it is taken. Pure.
+computing costs those who come after as well, and everywhere it delays the tokens of those who generate beside it
+(`effort_s`), so that of two workers with equal times the one that has less to do for it, or disturbs fewer, is taken.
+Pure.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Situation:
         longest_tokens: what of the prompt can be fetched from some worker; 0: nothing.
         curve: how popular the prompt's blocks are; None: not at all.
         horizon_tokens: output tokens whose time counts; what runs beside later ones is not known now.
+        disturbed_ratio: what of a prompt's time counts for each request that generates on the worker meanwhile.
         busy_ratio: part of the workers that compute prompts which have one to compute.
     """
 
@@ -58,6 +60,7 @@ class Situation:
     now_s: float
     min_match_tokens: int
     horizon_tokens: int
+    disturbed_ratio: float
 
 
 def price_prompt(situation: Situation, worker: Standing) -> Quote:
@@ -75,7 +78,8 @@ def price_prompt(situation: Situation, worker: Standing) -> Quote:
     alone = _computed_alone(situation, compute_tokens) if situation.curve else compute_tokens
     queue_s = worker.load.queue_s(pace.token_s, situation.now_s)
     prefill_s = pace.start_s + compute_tokens * pace.token_s
-    effort_s = alone * pace.token_s * situation.busy_ratio
+    disturbed_s = situation.disturbed_ratio * worker.load.num_requests * prefill_s
+    effort_s = alone * pace.token_s * situation.busy_ratio + disturbed_s
     credit_s = (compute_tokens - alone) * pace.token_s
     first_token_s = queue_s + prefill_s + load_s
     return Quote(

@@ -49,7 +49,7 @@ class PlannerConfig:
     min_match_tokens: int = 64
     tie_ratio: float = 0.02
     decode_horizon_tokens: int = 16
-    disturbed_ratio: float = 0.3
+    disturbed_ratio: float = 0.1
     max_sources: int = 2
     max_sessions: int = 10_000
     speed_half_life_s: float = 30.0
