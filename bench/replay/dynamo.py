@@ -23,9 +23,10 @@ SCRIPT = """
 import json, sys
 from dynamo import _core
 ask = json.loads(sys.argv[1])
+engine = _core._normalize_mocker_config({"engine": ask["engine"]})
 result = _core.run_mocker_trace_replay(
-    [ask["trace"]], extra_engine_args=_core._normalize_mocker_config(ask["engine"]), num_workers=ask["num_workers"],
-    router_mode=ask["router_mode"], kv_event_lag_ms=ask["event_lag_ms"], capture_per_request=True,
+    [ask["trace"]], extra_engine_args=engine, num_workers=ask["num_workers"], router_mode=ask["router_mode"],
+    kv_event_lag_ms=ask["event_lag_ms"], capture_per_request=True,
 )
 json.dump(list(result.per_request), open(ask["out"], "w"))
 """
