@@ -57,7 +57,8 @@ def summarise(records: Sequence[Record], computing: Sequence[int]) -> Summary:
     ended = [(one, one.first_token_s, one.end_s) for one in records if one.first_token_s and one.end_s]
     computed = dict.fromkeys(computing, 0)
     for one, _, _ in ended:
-        computed[one.worker] = computed.get(one.worker, 0) + one.num_input_tokens - one.num_cached
+        if one.worker in computed:  # a decode worker computes what is not worth the trip
+            computed[one.worker] += one.num_input_tokens - one.num_cached
     least = min(computed.values(), default=0)
     num_output = sum(one.num_output_tokens for one, _, _ in ended)
     span_s = max((end_s for _, _, end_s in ended), default=0.0) - min((one.arrival_s for one in records), default=0.0)

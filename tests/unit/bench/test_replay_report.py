@@ -45,6 +45,7 @@ def test_a_summary() -> None:
     assert summary.ttft_ms["mean"] == 1500
     assert summary.output_tokens_per_s == 4 / 2
     assert summarise(records, [0, 1, 2]).load_ratio == math.inf
+    assert summarise(records, [1]).load_ratio == 1
 
 
 def test_times_of_a_step_are_those_of_the_mock_engine() -> None:
