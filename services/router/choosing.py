@@ -139,8 +139,9 @@ class Picker:
         tied = [quote for quote in quotes if quote.total_s <= limit]
         return min(tied, key=self._tied) if len(tied) > 1 else best
 
-    def _tied(self, quote: Quote) -> tuple[bool, bool, int, WorkerKey]:
-        return quote.is_remote, quote.candidate.key not in self.favourites, *_turn(quote)
+    def _tied(self, quote: Quote) -> tuple[bool, int, bool, int, WorkerKey]:
+        held = quote.cached_tokens if quote.cached_tokens >= self.situation.min_match_tokens else 0
+        return quote.is_remote, -held, quote.candidate.key not in self.favourites, *_turn(quote)
 
     def _least(self, quote: Quote) -> tuple[int, int, WorkerKey]:
         load = next(one.load for one in self.situation.standings if one.candidate is quote.candidate)

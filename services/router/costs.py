@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from services.router.load import Load
 from services.router.policy import Candidate, Quote, Task
 from services.router.popularity import Curve
-from services.router.speeds import L2_BYTE_S, Pace
+from services.router.speeds import L2_BYTE_S, PEER_BYTE_S, Pace
 
 
 @dataclass(slots=True)
@@ -71,9 +71,9 @@ def price_prompt(situation: Situation, worker: Standing) -> Quote:
     load_s = 0.0
     if situation.longest_tokens or worker.below_tokens:
         byte_per_token = task.block_bytes / task.block_size
-        if situation.longest_tokens > matched and pace.byte_s * byte_per_token < pace.token_s:
+        if situation.longest_tokens > matched and PEER_BYTE_S * byte_per_token < pace.token_s:
             fetched = situation.longest_tokens - matched
-        load_s = (fetched * pace.byte_s + min(matched, worker.below_tokens) * L2_BYTE_S) * byte_per_token
+        load_s = (fetched * PEER_BYTE_S + min(matched, worker.below_tokens) * L2_BYTE_S) * byte_per_token
     compute_tokens = task.num_tokens - matched - fetched
     alone = _computed_alone(situation, compute_tokens) if situation.curve else compute_tokens
     queue_s = worker.load.queue_s(pace.token_s, situation.now_s)

@@ -155,7 +155,7 @@ class Planner:
 
     def came_last(self, placement: Placement, usage: Reuse, now_s: float) -> None:
         """A placement's usage came."""
-        if usage.transfer_bytes:
+        if usage.transfer_bytes and placement.plan.prefill is not None:
             self.speeds.read(placement.plan.decode.key, usage.transfer_bytes, usage.transfer_s, now_s)
 
     def ended(self, placement: Placement) -> None:

@@ -29,7 +29,8 @@ DEFAULT_STEP_S = 0.02
 DEFAULT_REQUEST_S = 0.0
 DEFAULT_BYTE_S = 1e-9
 L2_BYTE_S = 0.25e-9
-"""Loading from host memory is not measured from here: a copy within one machine, 4 GB/s."""
+PEER_BYTE_S = 1e-9
+"""Loading from host memory, and fetching from other workers, is not measured from here: 4 and 1 GB/s."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,7 +42,7 @@ class Pace:
         token_s: each prompt token to compute.
         step_s: each output token of a lonely request.
         request_s: more for each further request beside it.
-        byte_s: each byte of KV that it reads from another process.
+        byte_s: each byte of a prompt's KV that it waits for while a prefill worker hands it over.
     """
 
     start_s: float = 0.0
@@ -52,12 +53,19 @@ class Pace:
 
 
 class Line:
-    """y = intercept + slope * x, both >= 0, by exponentially weighted moments."""
+    """y = intercept + slope * x, both >= 0, by exponentially weighted moments.
 
-    __slots__ = ("_cov", "_mean_x", "_mean_y", "_var_x", "num_seen")
+    Points that hardly differ in x say little about the slope, so two things are assumed before any: a point in the
+    origin that weighs `origin_weight` of all others, and a spread of x of at least `least_spread` (which makes for a
+    flat line while there is less).
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_cov", "_least_var", "_mean_x", "_mean_y", "_origin_weight", "_var_x", "num_seen")
+
+    def __init__(self, origin_weight: float, least_spread: float) -> None:
         self.num_seen = 0
+        self._origin_weight = origin_weight
+        self._least_var = least_spread * least_spread
         self._mean_x = self._mean_y = self._var_x = self._cov = 0.0
 
     def observe(self, x: float, y: float) -> None:
@@ -71,13 +79,14 @@ class Line:
         self._cov = (1 - weight) * (self._cov + weight * dx * dy)
 
     def fit(self) -> tuple[float, float]:
-        """(intercept, slope). Points that are all alike in x say nothing about the intercept: it is 0 then."""
-        spread = self._var_x > 0.01 * self._mean_x * self._mean_x
-        slope = self._cov / self._var_x if spread else 0.0
-        if slope <= 0:
-            return (0.0, self._mean_y / self._mean_x) if not spread and self._mean_x else (self._mean_y, 0.0)
-        slope = min(slope, self._mean_y / self._mean_x)
-        return self._mean_y - slope * self._mean_x, slope
+        """(intercept, slope)."""
+        share = 1 / (1 + self._origin_weight)
+        mean_x, mean_y = share * self._mean_x, share * self._mean_y
+        var_x = share * (self._var_x + self._mean_x * self._mean_x) - mean_x * mean_x
+        cov = share * (self._cov + self._mean_x * self._mean_y) - mean_x * mean_y
+        slope = max(0.0, cov) / (var_x + self._least_var) if var_x + self._least_var > 0 else 0.0
+        slope = min(slope, mean_y / mean_x) if mean_x > 0 else slope
+        return mean_y - slope * mean_x, slope
 
 
 @dataclass(slots=True)
@@ -100,8 +109,8 @@ class _Mean:
 class _Measured:
     """One line for all, one mean per worker."""
 
-    def __init__(self) -> None:
-        self._line = Line()
+    def __init__(self, line: Line) -> None:
+        self._line = line
         self._means: dict[WorkerKey, _Mean] = {}
 
     def observe(self, key: WorkerKey, x: float, y: float, now_s: float) -> None:
@@ -138,8 +147,8 @@ class Speeds:
     def __init__(self, half_life_s: float) -> None:
         """Start without measurements; a factor halves its distance from 1 in `half_life_s` without news."""
         self._half_life_s = half_life_s
-        self._first = _Measured()
-        self._steps = _Measured()
+        self._first = _Measured(Line(origin_weight=0.2, least_spread=0.0))
+        self._steps = _Measured(Line(origin_weight=0.0, least_spread=0.5))
         self._reported: dict[WorkerKey, float] = {}
         self._reads: dict[WorkerKey, _Mean] = {}
         self._paces: dict[WorkerKey, Pace] = {}
@@ -155,7 +164,7 @@ class Speeds:
         self._steps.observe(key, num_requests - 1, gap_s, now_s)
 
     def read(self, key: WorkerKey, num_bytes: int, waited_s: float, now_s: float) -> None:
-        """A worker waited `waited_s` for KV of `num_bytes` from another process."""
+        """A worker waited `waited_s` for KV of `num_bytes` that a prefill worker handed over."""
         self._reads.setdefault(key, _Mean()).observe(num_bytes, waited_s, now_s)
 
     def reported(self, key: WorkerKey, prefill_tokens_per_s: float) -> None:

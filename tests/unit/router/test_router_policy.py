@@ -114,9 +114,8 @@ def test_sources_hold_more_than_the_one_who_computes() -> None:
     for name, num_blocks in (("d1", 3), ("d2", 9), ("p1", 3), ("p2", 7)):
         made.store(name, P62[:num_blocks])
     for name in ("d2", "p2"):
-        made.planner.load.charge((name, 1), 100.0, prompt_tokens=5000, output_tokens=50_000)
-        made.planner.load.charge((name, 1), 100.0, output_tokens=50_000)
-    found = made.plan(made.task(P62))
+        made.planner.load.charge((name, 1), 100.0, prompt_tokens=5000)
+    found = made.plan(made.task(P62), Exclusions(decode={("d2", 1)}))
     assert keys(found) == ("d1", "p1")
     assert [(source.worker.key[0], source.num_blocks) for source in found.sources] == [("d2", 9), ("p2", 7)]
     assert rig("d1", max_sources=0).plan(made.task(P62)).sources == ()
@@ -191,3 +190,12 @@ def test_every_plan_keeps_the_rules(
     assert len(found.sources) <= 2
     for source in found.sources:
         assert source.num_blocks > known[computing][1] and source.worker.key[0] != computing
+
+
+def test_of_two_equals_the_one_that_holds_the_prompt_is_taken() -> None:
+    """Fetching is so quick here that it costs next to nothing: it is spared nevertheless."""
+    made = rig("u1", "u2")
+    made.store("u2", P62)
+    for _ in range(3):
+        assert keys(made.plan(made.task(P62, block_bytes=16))) == ("u2", None)
+        made.planner.load.charge(("u2", 1), 100.0).release()

@@ -14,23 +14,32 @@ A, B, C = ("a", 1), ("b", 1), ("c", 1)
 
 
 def test_a_line_is_found_and_its_parts_are_never_negative() -> None:
-    line = Line()
+    line = Line(origin_weight=0.0, least_spread=0.0)
     for x in (10, 500, 100, 2000, 30, 700):
         line.observe(x, 0.05 + x / 1000)
-    intercept, slope = line.fit()
-    assert (intercept, slope) == (pytest.approx(0.05), pytest.approx(0.001))
-    same = Line()
-    same.observe(100, 0.5)
-    assert same.fit() == (0.0, 0.005)
-    falling = Line()
+    assert line.fit() == (pytest.approx(0.05), pytest.approx(0.001))
+    falling = Line(origin_weight=0.0, least_spread=0.5)
     for x in (1, 2, 3):
         falling.observe(x, 10 - x)
     assert falling.fit() == (pytest.approx(8.0), 0.0)
 
 
-@given(st.lists(st.tuples(st.floats(0, 1e5), st.floats(1e-6, 1e3)), min_size=1))
-def test_any_points_give_a_usable_line(points: list[tuple[float, float]]) -> None:
-    line = Line()
+def test_points_that_hardly_differ_are_taken_to_be_proportional() -> None:
+    """Prompts of about one length, with noise that would make a line through them fall."""
+    line = Line(origin_weight=0.2, least_spread=0.0)
+    for x, y in ((240, 3.1), (250, 2.6), (376, 2.9), (245, 3.3), (238, 3.0)):
+        line.observe(x, y)
+    intercept, slope = line.fit()
+    assert intercept < 1.5 and 0.3 * 3.0 / 270 < slope < 3.0 / 270
+    flat = Line(origin_weight=0.0, least_spread=0.5)
+    for y in (0.01, 0.02):
+        flat.observe(0, y)
+    assert flat.fit() == (pytest.approx(0.015), 0.0)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e5), st.floats(1e-6, 1e3)), min_size=1), st.sampled_from([0.0, 0.2]))
+def test_any_points_give_a_usable_line(points: list[tuple[float, float]], origin_weight: float) -> None:
+    line = Line(origin_weight, least_spread=0.5)
     for x, y in points:
         line.observe(x, y)
     intercept, slope = line.fit()
@@ -73,4 +82,4 @@ def test_gaps_grow_with_company() -> None:
     for number in range(1, 30):
         speeds.step(A, 1 + number % 8, 0.01 + 0.002 * (number % 8), float(number))
     pace = speeds.pace(A, 50.0)
-    assert (pace.step_s, pace.request_s) == (pytest.approx(0.01), pytest.approx(0.002))
+    assert (pace.step_s, pace.request_s) == (pytest.approx(0.01, rel=0.1), pytest.approx(0.002, rel=0.1))
