@@ -20,18 +20,16 @@ from dataclasses import dataclass, field
 from common.base.clock import Clock
 from common.base.errors import DeadlineExceeded, Draining, Leg, PandoError, PeerLost, WrongRole
 from common.base.logging import Logger
-from common.rpc.stitch import Stitch, fit
 from common.tokenizer.tokenizer import Tokenizer
-from pando.v1 import inference_pb2, types_pb2
 from services.router.budget import RetryBudget
-from services.router.closing import closing
 from services.router.config import RouterConfig
 from services.router.convert import decode_request, reuse_from_pb
 from services.router.decisions import DecisionLog
 from services.router.job import Job
 from services.router.legs import Legs
 from services.router.loop import Fleet
-from services.router.metrics import TIERS, RequestTrace, RouterMetrics
+from services.router.metrics import RequestTrace, RouterMetrics
+from services.router.output import Frame, Output
 from services.router.placement import Placement
 from services.router.policy import Plan, Task
 from services.router.prefix_view import WorkerKey
@@ -39,7 +37,6 @@ from services.router.retry import Retries, blamed_leg, blames
 from services.router.running import Ticket
 from services.router.worker_rpc import WorkerRpc
 
-Frame = inference_pb2.GenerateResponse
 MISLED_S = 1.0
 """How long a request without a token waits for news of the roles."""
 
@@ -90,9 +87,9 @@ class Choice:
         self._ticket = ticket
         self._trace = trace
         self._hints = hints
-        self._stitch = Stitch(job.output_ids, job.text_offset)
+        self._output = Output(job, index, desk.tokenizer, trace)
+        self._stitch = self._output.stitch
         self._retries = Retries(desk.config.max_attempts)
-        self._prompt_sent = False
         self._num_at_start = 0
         self._unpaid: PandoError | None = None
         self.placement: Placement | None = None
@@ -103,7 +100,7 @@ class Choice:
         Raises:
             PandoError: what ended the choice instead.
         """
-        if self._stitch.token_ids and (last := self._closed()) is not None:
+        if (last := self._output.close(0)) is not None:
             yield last
         while not self._stitch.finished:
             self.placement = await self._place()
@@ -178,7 +175,7 @@ class Choice:
             output_ids=stitch.token_ids,
             text_offset=stitch.text_offset,
         )
-        if not attempt and self._leads:
+        if not attempt and self._output.leads:
             self._trace.planned(now_s)
         call = desk.rpc.generate(placement.plan.decode.address, request, job.deadline_s - now_s, self._ticket)
         async with aclosing(call) as raw:
@@ -192,41 +189,15 @@ class Choice:
             raise PeerLost("the worker's stream ended before its finish", leg=Leg.DECODE)
 
     def _pass(self, frame: Frame, placement: Placement) -> bool:
-        """Fit a worker's frame into the client's stream, in place; False when nothing of it is new."""
-        fit(self._stitch, frame)
-        finished = self._stitch.finished
-        frame.request_id = self._job.request_id
-        frame.choice = self._index
-        frame.attempt = self._retries.attempt
-        if frame.token_ids:
-            self._tokens_came(len(frame.token_ids), placement)
-        self._add_prompt(frame)
-        if finished:
-            placement.finished(reuse_from_pb(frame.usage), self._desk.clock())
-            self._add_usage(frame)
-        return bool(frame.token_ids or frame.text or finished or frame.HasField("prompt"))
-
-    def _tokens_came(self, count: int, placement: Placement) -> None:
+        """Put a worker's frame into the client's stream and into the books; False when nothing of it is new."""
+        is_new = self._output.take(frame, self._retries.attempt)
         now_s = self._desk.clock()
-        placement.progress(count, now_s)
-        self._trace.tokens(self._index, count, now_s)
-
-    def _add_prompt(self, frame: Frame) -> None:
-        if self._prompt_sent:
-            frame.ClearField("prompt")
-            return
-        self._prompt_sent = True
-        frame.prompt.num_tokens = len(self._job.prompt_ids)
-        if self._job.return_prompt_ids:
-            frame.prompt.token_ids[:] = self._job.prompt_ids
-
-    def _add_usage(self, frame: Frame) -> None:
-        usage = frame.usage
-        usage.prompt_tokens = len(self._job.prompt_ids)
-        usage.completion_tokens = len(self._stitch.token_ids)
-        if self._leads:
-            cached = usage.cached_tokens
-            self._trace.prompt(usage.prompt_tokens, {tier: getattr(cached, tier) for tier in TIERS})
+        if frame.token_ids:
+            placement.progress(len(frame.token_ids), now_s)
+            self._trace.tokens(self._index, len(frame.token_ids), now_s)
+        if self._stitch.finished:
+            placement.finished(reuse_from_pb(frame.usage), now_s)
+        return is_new
 
     def _failed(self, error: PandoError, hit: Plan, legs: Legs) -> Frame | None:
         """Note a failure; returns the last frame when what was sent already ends the choice.
@@ -242,7 +213,7 @@ class Choice:
         if blames(error):
             legs.failed(blamed_leg(error, prefill), desk.clock())
         self._ask_after(error, hit.decode.key, prefill)
-        if stitch.token_ids and (last := self._closed()) is not None:
+        if (last := self._output.close(self._retries.attempt)) is not None:
             return last
         progressed = stitch.num_new > self._num_at_start
         leg = self._retries.failed(error, hit.decode.key, prefill, progressed=progressed)
@@ -279,30 +250,3 @@ class Choice:
             fleet.look_at(key)
         elif isinstance(error, WrongRole):
             fleet.look_around()
-
-    @property
-    def _leads(self) -> bool:
-        """Whether this is the request's first choice, which stands for its prompt in the metrics."""
-        return self._index == self._job.first_choice
-
-    def _closed(self) -> Frame | None:
-        """The last frame of a choice whose tokens so far end it; None while there is more to generate."""
-        stitch = self._stitch
-        ended = closing(self._job, self._desk.tokenizer, stitch.token_ids, stitch.text_offset)
-        if ended is None:
-            return None
-        reason = types_pb2.FINISH_REASON_STOP if ended.stopped else types_pb2.FINISH_REASON_LENGTH
-        frame = Frame(
-            request_id=self._job.request_id,
-            choice=self._index,
-            attempt=self._retries.attempt,
-            token_index=len(stitch.token_ids),
-            text_offset=stitch.text_offset,
-            text=ended.text,
-            finish_reason=reason,
-            stop_reason=ended.stop_reason,
-        )
-        stitch.accept(frame.token_index, (), frame.text_offset, len(ended.text), True)
-        self._add_prompt(frame)
-        self._add_usage(frame)
-        return frame

@@ -11,9 +11,10 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from common.base.merge import merge
-from services.router.choice import Choice, Desk, Frame, Hints
+from services.router.choice import Choice, Desk, Hints
 from services.router.job import Job
 from services.router.metrics import RequestTrace
+from services.router.output import Frame
 from services.router.running import Ticket
 
 FRAMES_HELD = 64
