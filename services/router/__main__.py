@@ -18,7 +18,7 @@ from common.grammar.checker import GrammarChecker
 from common.rpc.registry import RegistryReader
 from common.rpc.server import RpcServer
 from pando.v1 import inference_pb2_grpc
-from services.router.admission import Admission, AdmissionLimits
+from services.router.admission import Admission
 from services.router.breaker import BreakerLimits, Breakers
 from services.router.budget import RetryBudget
 from services.router.choice import Desk
@@ -32,6 +32,7 @@ from services.router.planner import Planner, PlannerConfig
 from services.router.prompts import Model, PromptPool
 from services.router.role_loop import make_role_loop
 from services.router.running import RunningTable
+from services.router.seat import AdmissionLimits
 from services.router.service import SERVICE_NAME, InferenceService
 from services.router.upkeep import keep_health_and_metrics
 from services.router.waiting_room import WaitingRoom

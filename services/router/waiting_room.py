@@ -15,12 +15,13 @@ from contextlib import asynccontextmanager
 
 from common.base.clock import Clock
 from common.base.errors import DeadlineExceeded, Leg, Overloaded, PandoError
-from services.router.admission import Admission, Claim, Seat, Stage, Workers
+from services.router.admission import Admission
 from services.router.job import Job
 from services.router.loop import Fleet
 from services.router.member import Member, WorkerState
 from services.router.metrics import RouterMetrics
 from services.router.running import Ticket
+from services.router.seat import Claim, Seat, Stage, Workers
 
 
 class Turn:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from common.base.errors import DeadlineExceeded, Overloaded
-from services.router.admission import MIN_COST_TOKENS, Admission, AdmissionLimits, Claim, Seat, Stage, Workers
+from services.router.admission import MIN_COST_TOKENS, Admission
+from services.router.seat import AdmissionLimits, Claim, Seat, Stage, Workers
 
 TENANTS = st.sampled_from(["", "a", "b", "c"])
 PICK = st.integers(0, 1000)

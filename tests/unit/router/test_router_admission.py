@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from common.base.errors import DeadlineExceeded, Overloaded
-from services.router.admission import MIN_COST_TOKENS, Admission, AdmissionLimits, Claim, Seat, Stage, Workers
+from services.router.admission import MIN_COST_TOKENS, Admission
+from services.router.seat import AdmissionLimits, Claim, Seat, Stage, Workers
 
 BUSY = Workers(num_prefill=1, num_idle=0)
 FOREVER = 1e9

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from common.base.errors import PandoError
-from services.router.admission import Admission, AdmissionLimits, Claim, Seat, Workers
+from services.router.admission import Admission
+from services.router.seat import AdmissionLimits, Claim, Seat, Workers
 
 SPEED = 1000.0
 """Prompt tokens a second of each worker."""
