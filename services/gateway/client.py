@@ -135,8 +135,8 @@ class RouterClient:
                 self._note_failure(address, course, error)
                 give_up_s = min(deadline_s, self._clock() + self._wait_s)
                 failures.add(address, error, give_up_s, afresh=course.num_tokens > num_before)
-            if course.begun and len(parts := course.parts()) > 1:
-                async for frame in self._run_apart(parts, deadline_s):
+            if course.begun and course.num_choices > 1 and not course.finished:
+                async for frame in self._run_apart(course.parts(), deadline_s):
                     yield frame
 
     async def _run_apart(self, parts: Sequence[Course], deadline_s: float) -> Frames:

@@ -45,6 +45,11 @@ class Course:
         return all(stitch.finished for stitch in self._stitches.values())
 
     @property
+    def num_choices(self) -> int:
+        """Choices that were asked for, finished or not."""
+        return len(self._stitches)
+
+    @property
     def num_tokens(self) -> int:
         """Tokens that passed, of all choices."""
         return sum(stitch.num_new for stitch in self._stitches.values())
