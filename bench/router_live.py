@@ -179,6 +179,7 @@ async def _ask_all(
     left = iter(range(max(shape.num_requests, 4 * num_clients)))
 
     async def client() -> None:
+        await asyncio.sleep(random.random() * STEP_S * shape.output_tokens)  # equal steps keep equal starts in step
         for _ in left:
             times.append(await _ask(stub, shape))
 
