@@ -20,11 +20,11 @@ from rich.table import Table
 
 from bench.replay.dynamo import DynamoRun, run_dynamo
 from bench.replay.fleet import FleetShape
+from bench.replay.job import WorkerShape
 from bench.replay.options import NEVER
 from bench.replay.report import Summary, summarise
 from bench.replay.simulation import Simulation
 from bench.replay.trace import read_trace
-from bench.replay.worker import WorkerShape
 from services.router.planner import Planner, PlannerConfig
 
 EXPECTED_OUTPUT_TOKENS = 128

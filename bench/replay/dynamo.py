@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.replay.job import WorkerShape
 from bench.replay.report import Summary, summarise
 from bench.replay.simulation import Record
-from bench.replay.worker import WorkerShape
 
 TIMEOUT_S = 1800
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bench.replay.worker import SimWorker, WorkerShape
+from bench.replay.job import WorkerShape
+from bench.replay.worker import SimWorker
 from services.router.index_update import Change, Update
 from services.router.member import Stats
 from services.router.policy import Candidate

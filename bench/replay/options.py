@@ -7,8 +7,8 @@ from dataclasses import fields
 from typing import Any
 
 from bench.replay.fleet import FleetShape
+from bench.replay.job import WorkerShape
 from bench.replay.times import ServiceTimes
-from bench.replay.worker import WorkerShape
 from services.router.planner import PlannerConfig
 
 NEVER = 1 << 40

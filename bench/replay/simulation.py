@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from itertools import count
 
 from bench.replay.fleet import FleetShape, Member, build_fleet
+from bench.replay.job import Emission, Job
 from bench.replay.trace import TraceRequest
-from bench.replay.worker import Emission, Job
 from services.router.index_update import Update
 from services.router.placement import Placement, Reuse
 from services.router.planner import Planner

@@ -12,11 +12,11 @@ import pytest
 from bench.replay import __main__ as command
 from bench.replay.compare import losses, rows
 from bench.replay.dynamo import DynamoRun, parse_rows
+from bench.replay.job import WorkerShape
 from bench.replay.options import NEVER, add_fleet_options, fleet_shape, planner_config
 from bench.replay.report import percentile, spread, summarise
 from bench.replay.simulation import Record
 from bench.replay.times import ServiceTimes
-from bench.replay.worker import WorkerShape
 
 
 def record(worker: int, tokens: tuple[int, int, int], ttft_s: float, e2e_s: float) -> Record:

@@ -8,11 +8,11 @@ from random import Random
 import pytest
 
 from bench.replay.fleet import FleetShape, build_fleet
+from bench.replay.job import WorkerShape
 from bench.replay.options import NEVER
 from bench.replay.simulation import Record, Simulation
 from bench.replay.times import ServiceTimes
 from bench.replay.trace import TraceRequest, highest_reuse
-from bench.replay.worker import WorkerShape
 from services.router.planner import Planner, PlannerConfig
 
 TIMES = ServiceTimes(

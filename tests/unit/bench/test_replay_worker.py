@@ -7,8 +7,9 @@ from random import Random
 
 import pytest
 
+from bench.replay.job import Emission, Job, WorkerShape
 from bench.replay.times import ServiceTimes
-from bench.replay.worker import Emission, Job, SimWorker, WorkerShape
+from bench.replay.worker import SimWorker
 
 TIMES = ServiceTimes(
     prefill_base_ms=10,
