@@ -93,8 +93,8 @@ class RouterClient:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[Cluster, None, None]:
     flags = ("--prefill-workers", "2", "--decode-workers", "2", "--worker.local-prefill-tokens", "0")
-    charge = ("--router.expected-output-tokens", str(2 * CROWD_PROMPT), "--router.remote-prefill-min-tokens", "1")
-    with Cluster(tmp_path_factory.mktemp("reused"), *flags, *charge) as started:
+    one_is_a_crowd = ("--worker.max-num-seqs", "1", "--router.remote-prefill-min-tokens", "1")
+    with Cluster(tmp_path_factory.mktemp("reused"), *flags, *one_is_a_crowd) as started:
         started.wait_serving()
         yield started
 
@@ -143,7 +143,7 @@ async def test_as_the_router_likes(cluster: Cluster, router: RouterClient) -> No
 
 @asynccontextmanager
 async def crowded(cluster: Cluster, router: RouterClient, name: str, turn: int) -> AsyncGenerator[None, None]:
-    """One decode worker has a long request for the body, which the router placed there for its prefix."""
+    """A request that the router placed there for its prefix has the only seat of a decode worker for the body."""
     prompt, salt = tokens(CROWD_PROMPT, 50 + turn), f"crowd-{turn}"
     async with worker_client(cluster, name) as worker:
         await worker.run(Ask(prompt, 1, salt))
