@@ -16,9 +16,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from math import inf
 
 from common.base.clock import Clock
-from common.base.errors import DeadlineExceeded, Draining, Leg, PandoError, PeerLost, WrongRole
+from common.base.errors import DeadlineExceeded, Draining, Leg, Overloaded, PandoError, PeerLost, WrongRole
 from common.base.logging import Logger
 from common.tokenizer.tokenizer import Tokenizer
 from services.router.budget import RetryBudget
@@ -39,6 +40,8 @@ from services.router.worker_rpc import WorkerRpc
 
 MISLED_S = 1.0
 """How long a request without a token waits for news of the roles."""
+CROWDED_S = 0.5
+"""How often a stream asks workers again that had no room for it."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -92,7 +95,13 @@ class Choice:
         self._retries = Retries(desk.config.max_attempts)
         self._num_at_start = 0
         self._unpaid: PandoError | None = None
+        self._crowded_until_s = inf
         self.placement: Placement | None = None
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether the client has something of this request already, so that it is worth waiting for a worker."""
+        return bool(self._stitch.token_ids) or not self._output.leads
 
     async def frames(self) -> AsyncGenerator[Frame, None]:
         """Yield the choice's frames, without gap or repetition, the last one with its finish reason.
@@ -119,15 +128,15 @@ class Choice:
                 legs.release()
 
     async def _place(self) -> Placement:
-        """Choose workers and charge them; a stream that already runs waits a while for some to appear.
+        """Choose workers and charge them; a stream that already runs waits a while for some to appear, or to have room.
 
         One that was sent to a worker without the role waits as well, but only for as long as all workers need to answer
         which roles they have.
         """
         desk = self._desk
         await desk.fleet.until_known()
-        patience_s = desk.config.migration_wait_s if self._stitch.token_ids else self._retries.is_misled * MISLED_S
-        give_up_s = desk.clock() + patience_s
+        patience_s = desk.config.migration_wait_s if self._has_begun else self._retries.is_misled * MISLED_S
+        give_up_s = min(desk.clock() + patience_s, self._crowded_until_s)
         while True:
             self._ticket.check()
             task = self._task()
@@ -142,7 +151,7 @@ class Choice:
             left_s = min(give_up_s, self._job.deadline_s) - desk.clock()
             if left_s <= 0:
                 raise self._retries.nobody_left()
-            await desk.fleet.wait_for_change(left_s)
+            await desk.fleet.wait_for_change(min(left_s, CROWDED_S) if self._retries.is_crowded else left_s)
             if any(desk.fleet.is_ready(key) for key in self._retries.exclusions.decode):
                 self._retries.forgive()
 
@@ -216,8 +225,16 @@ class Choice:
         if (last := self._output.close(self._retries.attempt)) is not None:
             return last
         progressed = stitch.num_new > self._num_at_start
-        leg = self._retries.failed(error, hit.decode.key, prefill, progressed=progressed)
-        self._unpaid = None if stitch.token_ids or isinstance(error, Draining | WrongRole) else error
+        if isinstance(error, Overloaded) and self._has_begun:
+            still_crowded = self._retries.is_crowded and not progressed
+            leg = self._retries.crowded(error, hit.decode.key, prefill)
+            if still_crowded:
+                return None
+            self._crowded_until_s = desk.clock() + desk.config.migration_wait_s
+        else:
+            self._crowded_until_s = inf
+            leg = self._retries.failed(error, hit.decode.key, prefill, progressed=progressed)
+        self._unpaid = None if self._has_begun or isinstance(error, Draining | WrongRole) else error
         (desk.metrics.migrations if stitch.token_ids else desk.metrics.retries).labels(leg.value).inc()
         desk.log.warning(
             "attempt failed; trying elsewhere",

@@ -87,19 +87,24 @@ class Retries:
         self.attempt += 1
         if not heals_elsewhere(error) or len(self.errors) >= self.max_attempts:
             raise error
-        leg = blamed_leg(error, prefill)
-        if leg is Leg.DECODE:
-            self._decode.add(decode)
-            self._keep_decode = None
-        elif prefill is not None:
-            self._prefill.add(prefill)
-            self._keep_decode = decode
-        return leg
+        return self._exclude(error, decode, prefill)
 
     @property
     def is_misled(self) -> bool:
         """Whether the last worker had not the role it was chosen for: what is known of the roles is old."""
         return bool(self.errors) and isinstance(self.errors[-1], WrongRole)
+
+    def crowded(self, error: Overloaded, decode: WorkerKey, prefill: WorkerKey | None) -> Leg:
+        """As `failed`, for a stream that can wait until a worker has room: that ends no attempts."""
+        self.attempt += 1
+        if not self.is_crowded:
+            self.errors.append(error)
+        return self._exclude(error, decode, prefill)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether the last worker had no room."""
+        return bool(self.errors) and isinstance(self.errors[-1], Overloaded)
 
     def forgive(self) -> None:
         """Allow every worker again: nobody else is left, and they answer."""
@@ -114,3 +119,14 @@ class Retries:
         if len(overloaded) == len(self.errors):
             return min(overloaded, key=lambda error: error.retry_after_s)
         return self.errors[-1]
+
+    def _exclude(self, error: PandoError, decode: WorkerKey, prefill: WorkerKey | None) -> Leg:
+        """Keep the next plan from the worker that an error speaks of; returns the leg."""
+        leg = blamed_leg(error, prefill)
+        if leg is Leg.DECODE:
+            self._decode.add(decode)
+            self._keep_decode = None
+        elif prefill is not None:
+            self._prefill.add(prefill)
+            self._keep_decode = decode
+        return leg

@@ -14,7 +14,7 @@ from common.base.errors import Leg, PeerLost
 from common.rpc.channel import ChannelPool
 from common.rpc.errors import from_rpc_error
 from common.rpc.operator import AUTHORIZATION
-from pando.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, worker_pb2, worker_pb2_grpc
+from pando.v1 import inference_pb2, worker_pb2, worker_pb2_grpc
 from services.router.convert import info_from_pb, stats_from_pb, update_from_pb
 from services.router.index_update import Update
 from services.router.member import Info, Stats
@@ -79,6 +79,9 @@ class WorkerRpc:
 
     async def set_role(self, address: str, role: str, token: str) -> None:
         """Give a worker one role and no other, as its operator would. Raises PandoError."""
+        # Only a router that was told to act holds the operators' service.
+        from pando.v1 import admin_pb2, admin_pb2_grpc  # noqa: PLC0415
+
         stub = admin_pb2_grpc.AdminServiceStub(self._channels.get(address))
         metadata = ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
         with _translated(Leg.NONE):

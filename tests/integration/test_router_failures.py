@@ -222,6 +222,33 @@ async def test_a_stream_that_nobody_takes_ends_with_an_error(model_dir: Path) ->
         assert made.metric("requests_total", outcome="unavailable") == 1
 
 
+async def test_a_stream_waits_for_workers_that_have_no_room(model_dir: Path) -> None:
+    full = [Fault(error=Overloaded("full", retry_after_s=3)) for _ in range(5)]
+    async with bench(model_dir, migration_wait_s=20.0) as made:
+        made.workers[0].faults.extend([Fault(5, error=PeerLost("bang", leg=Leg.DECODE)), *full])
+        await assert_undisturbed(made)
+        assert num_calls(made) == [7, 0], "more refusals than attempts that may fail"
+        assert made.metric("migrations_total", leg="decode") == 2, "one for the loss, one for the wait"
+
+
+async def test_choices_wait_for_room_when_the_first_has_begun(model_dir: Path) -> None:
+    full = [Fault(error=Overloaded("full", retry_after_s=3)) for _ in range(5)]
+    async with bench(model_dir, migration_wait_s=20.0) as made:
+        made.workers[0].faults.extend([Fault(100), *full])
+        request = text_request(n=2, sampling__temperature=1.0, sampling__seed=5)
+        answer = await made.ask(request)
+        assert [(answer.tokens[n], answer.text[n]) for n in range(2)] == [made.expected(request, n) for n in range(2)]
+
+
+async def test_a_stream_for_which_no_worker_gets_room_in_time_ends_as_overloaded(model_dir: Path) -> None:
+    full = [Fault(error=Overloaded("full", retry_after_s=3)) for _ in range(50)]
+    async with bench(model_dir, migration_wait_s=0.2) as made:
+        made.workers[0].faults.extend([Fault(5, error=PeerLost("bang", leg=Leg.DECODE)), *full])
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await made.ask(text_request())
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 async def test_a_blip_on_the_only_worker_is_survived(model_dir: Path) -> None:
     async with bench(model_dir) as made:
         made.workers[0].faults.append(Fault(5, error=PeerLost("connection reset", leg=Leg.DECODE)))
