@@ -67,8 +67,9 @@ _BARE = {
     "CANCELLED": "the call was cancelled",
 }
 """What statuses mean that come from gRPC itself: its own words ("Socket closed") say nothing to users."""
-_BROKE_OFF = ("Stream removed", "RST_STREAM")
-"""gRPC's words for connections that broke and to which it gives other statuses (UNKNOWN, INTERNAL)."""
+_BROKE_OFF = ("Stream removed", "RST_STREAM", "Internal error from Core")
+"""gRPC's words for calls that broke and to which it gives other statuses (UNKNOWN, INTERNAL). The last: a message was to be
+sent, and the call was over."""
 
 
 @contextmanager

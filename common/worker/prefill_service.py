@@ -34,8 +34,9 @@ class PrefillServicer(worker_pb2_grpc.PrefillServiceServicer):
         self, request_iterator: AsyncIterator[worker_pb2.HandoffRequest], context: Context
     ) -> AsyncGenerator[worker_pb2.HandoffResponse, None]:
         """See the proto."""
-        self._state.check_takes_work(PREFILL)
+        # Before any refusal: a caller whose first message finds the call over learns no reason, only that it broke.
         opening = await anext(request_iterator, None)
+        self._state.check_takes_work(PREFILL)
         if opening is None or opening.WhichOneof("message") != "start":
             raise InvalidRequest("a handoff opens with start")
         start = opening.start

@@ -225,12 +225,12 @@ async def test_offers_without_sense_become_no_object(
 
 async def test_a_call_to_a_process_that_is_no_longer_listed_fails_like_any_other() -> None:
     """The channel is closed under the call, which grpc.aio shows as a cancellation: that must not look like ours."""
+    class Silent(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            opened.append(transport)
 
-    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        writer.close()
-
-    silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    opened: list[asyncio.BaseTransport] = []
+    silent = await asyncio.get_running_loop().create_server(Silent, "127.0.0.1", 0)
     address = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
     calls = StoreCalls(TimeoutsConfig(), StoreView(), time.monotonic)
     request = kvstore_pb2.GetStoreStatsRequest()
@@ -246,4 +246,6 @@ async def test_a_call_to_a_process_that_is_no_longer_listed_fails_like_any_other
         await call
     await calls.close()
     silent.close()
-    await silent.wait_closed()
+    for transport in opened:
+        transport.close()
+    await asyncio.sleep(0)  # a closed transport lets go of its socket in the loop's next round

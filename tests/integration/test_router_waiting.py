@@ -203,7 +203,7 @@ async def test_no_room_at_the_worker_is_waited_for(model_dir: Path) -> None:
 
 
 async def test_no_more_is_sent_than_the_workers_have_seats(model_dir: Path) -> None:
-    async with bench(model_dir, ["decode+prefill"]) as made:
+    async with bench(model_dir, ["decode+prefill"], step_s=0.02) as made:
         worker = made.workers[0]
         worker.stats.max_num_seqs = 3
         load = made.router.room.fleet.load

@@ -88,6 +88,7 @@ def test_legs(leg: Leg) -> None:
     [
         (grpc.StatusCode.UNAVAILABLE, "Socket closed", errors.PeerLost, LOST),
         (grpc.StatusCode.UNKNOWN, "Stream removed (ipv4:127.0.0.1:1)", errors.PeerLost, LOST),
+        (grpc.StatusCode.INTERNAL, "Internal error from Core", errors.PeerLost, LOST),
         (grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2", errors.PeerLost, LOST),
         (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", errors.DeadlineExceeded, "the request's time is up"),
         (grpc.StatusCode.CANCELLED, "Channel closed!", errors.Cancelled, "the call was cancelled"),
