@@ -68,8 +68,9 @@ _BARE = {
 }
 """What statuses mean that come from gRPC itself: its own words ("Socket closed") say nothing to users."""
 _BROKE_OFF = ("Stream removed", "RST_STREAM", "Internal error from Core")
-"""gRPC's words for calls that broke and to which it gives other statuses (UNKNOWN, INTERNAL). The last: a message was to be
-sent, and the call was over."""
+"""gRPC's words for calls that broke and to which it gives other statuses (UNKNOWN, INTERNAL).
+
+The last: a message was to be sent, and the call was over."""
 
 
 @contextmanager

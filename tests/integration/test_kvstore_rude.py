@@ -225,6 +225,7 @@ async def test_offers_without_sense_become_no_object(
 
 async def test_a_call_to_a_process_that_is_no_longer_listed_fails_like_any_other() -> None:
     """The channel is closed under the call, which grpc.aio shows as a cancellation: that must not look like ours."""
+
     class Silent(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             opened.append(transport)
