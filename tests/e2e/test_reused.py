@@ -1,7 +1,7 @@
 """Reused: what one worker computed for an earlier turn, no worker computes again.
 
 Six turns of a conversation run over a whole cluster of two prefill and two decode workers. Three ways to place them:
-as the router likes; by the router, but with the worker of the last turn crowded; and by hand, on another pair each
+as the router likes; by the router, when the worker of the last turn decodes no more; and by hand, on another pair each
 turn. From the second turn on, all full blocks of the previous turn's prompt and output count as cached, and those that
 lie elsewhere travel. How much time that saves is `bench/reuse.py`'s question.
 """
@@ -20,6 +20,7 @@ import pytest
 from pando.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from tests.support.cluster import Cluster
 from tests.support.oracle import Ask, Run, WorkerClient
+from tests.support.role_calls import set_role
 from tests.support.tiny_vocab import tiny_vocab
 from tests.support.workers import wait_until
 
@@ -28,7 +29,6 @@ BLOCK = 16
 NUM_TURNS = 6
 NUM_OUTPUT = 40
 VOCAB = len(tiny_vocab().tokens)
-CROWD_PROMPT, CROWD_OUTPUT = 1500, 1000
 VIEW_S = 5.0
 Call: TypeAlias = "grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]"
 WORKERS = ("prefill-0", "prefill-1", "decode-0", "decode-1")
@@ -73,9 +73,9 @@ class RouterClient:
         """Close the connection."""
         await self._channel.close()
 
-    def call(self, prompt: tuple[int, ...], salt: str, max_tokens: int = NUM_OUTPUT) -> Call:
+    def call(self, prompt: tuple[int, ...], salt: str) -> Call:
         """Start a greedy request."""
-        sampling = types_pb2.SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+        sampling = types_pb2.SamplingParams(max_tokens=NUM_OUTPUT, temperature=0, ignore_eos=True)
         request = inference_pb2.GenerateRequest(
             token_ids=types_pb2.TokenIds(ids=prompt), sampling=sampling, cache_salt=salt
         )
@@ -93,8 +93,7 @@ class RouterClient:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[Cluster, None, None]:
     flags = ("--prefill-workers", "2", "--decode-workers", "2", "--worker.local-prefill-tokens", "0")
-    one_is_a_crowd = ("--worker.max-num-seqs", "1", "--router.remote-prefill-min-tokens", "1")
-    with Cluster(tmp_path_factory.mktemp("reused"), *flags, *one_is_a_crowd) as started:
+    with Cluster(tmp_path_factory.mktemp("reused"), *flags, "--router.remote-prefill-min-tokens", "1") as started:
         started.wait_serving()
         yield started
 
@@ -141,31 +140,38 @@ async def test_as_the_router_likes(cluster: Cluster, router: RouterClient) -> No
     assert len(set(talk.used)) == 1, f"an idle cluster kept moving the conversation: {talk.used}"
 
 
+def decodes(cluster: Cluster, name: str) -> bool:
+    """Whether the router takes a worker for one that decodes."""
+    return any(one.worker_id == name and "decode" in one.roles for one in cluster.known_workers())
+
+
 @asynccontextmanager
-async def crowded(cluster: Cluster, router: RouterClient, name: str, turn: int) -> AsyncGenerator[None, None]:
-    """A request that the router placed there for its prefix has the only seat of a decode worker for the body."""
-    prompt, salt = tokens(CROWD_PROMPT, 50 + turn), f"crowd-{turn}"
-    async with worker_client(cluster, name) as worker:
-        await worker.run(Ask(prompt, 1, salt))
-    await wait_for_view(cluster)
-    call = router.call(prompt, salt, CROWD_OUTPUT)
-    try:
-        await call.read()
-        assert cluster.stats(name).num_running == 1, "the crowd went elsewhere"
-        yield
-        assert not call.done(), "the crowd left too early"
-    finally:
-        call.cancel()
+async def without(cluster: Cluster, name: str) -> AsyncGenerator[None, None]:
+    """A decode worker computes prompts only for the body, and keeps its blocks."""
+
+    async def change(role: str) -> None:
+        await set_role(cluster.service(name).address, role)
+        await asyncio.to_thread(
+            wait_until,
+            lambda: decodes(cluster, name) == (role == "decode"),
+            VIEW_S,
+            lambda: str(cluster.known_workers()),
+        )
+
+    await change("prefill")
+    yield
+    await change("decode")
 
 
-async def test_when_the_last_worker_is_crowded(cluster: Cluster, router: RouterClient) -> None:
+async def test_when_the_last_worker_decodes_no_more(cluster: Cluster, router: RouterClient) -> None:
     talk = Conversation()
-    talk.take(await router.run(talk.prompt, "crowded"))
+    talk.take(await router.run(talk.prompt, "moved"))
     before = bytes_read(cluster, "")
-    for turn in range(1, NUM_TURNS):
-        async with crowded(cluster, router, talk.used[-1], turn):
-            talk.take(await router.run(talk.prompt, "crowded"))
-            assert talk.used[-1] != talk.used[-2], "the router chose the crowded worker"
+    for _ in range(1, NUM_TURNS):
+        await wait_for_view(cluster)
+        async with without(cluster, talk.used[-1]):
+            talk.take(await router.run(talk.prompt, "moved"))
+            assert talk.used[-1] != talk.used[-2]
     assert bytes_read(cluster, "") > before
 
 
