@@ -172,6 +172,7 @@ async def test_health_and_reflection(worker: WorkerProcess) -> None:
         await call.done_writing()
         assert services <= listed
         prefill = worker_pb2_grpc.PrefillServiceStub(channel).Handoff()
+        await prefill.done_writing()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await prefill.read()
         assert isinstance(from_rpc_error(refused.value, Leg.NONE), WrongRole)
