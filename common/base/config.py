@@ -35,19 +35,6 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def split_list(value: str) -> list[str]:
-    """The parts of a comma list, without blanks."""
-    return [part.strip() for part in value.split(",") if part.strip()]
-
-
-def comma_list(value: str, known: tuple[str, ...]) -> str:
-    """For validators: `value` if all its parts are known; raises ValueError that names the first which is not."""
-    unknown = [part for part in split_list(value) if part not in known]
-    if unknown:
-        raise ValueError(f"unknown {unknown[0]!r}; known: {', '.join(known)}")
-    return value
-
-
 class TimeoutsConfig(Section):
     """All time limits of the cluster in one place. Tests set `scale` instead of touching each."""
 

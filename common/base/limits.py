@@ -13,6 +13,9 @@ from pydantic import Field
 
 from common.base.config import Section
 
+MAX_TENANT_WEIGHT = 100
+"""Highest weight of a tenant in fair shares; a higher one counts as this much."""
+
 
 class LimitsConfig(Section):
     """Bounds on what one request may ask for."""

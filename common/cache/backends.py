@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from common.base.config import TimeoutsConfig, split_list
+from common.base.comma_list import split_list
+from common.base.config import TimeoutsConfig
 from common.base.errors import InvalidRequest
 from common.cache.file_store import FileStore, FileStoreConfig
 from common.cache.kvstore_backend import KvStoreBackend, KvStoreConfig

@@ -39,15 +39,25 @@ class BlockEvent(NamedTuple):
 class IndexDigest(NamedTuple):
     """What indexes add up to, whatever the order in which they were filled; digests of several tiers are added.
 
-    `sum` is that of tier * first eight bytes of the hash, little-endian, over all entries, modulo 2^64.
+    `sum` is that of `digest_term` over all entries, modulo 2^64.
     """
 
     num_entries: int = 0
     sum: int = 0
 
+    @classmethod
+    def of(cls, num_entries: int, total: int) -> IndexDigest:
+        """From a sum of terms that may have any size and sign."""
+        return cls(num_entries, total % DIGEST_MODULUS)
+
     def plus(self, other: IndexDigest) -> IndexDigest:
         """The digest of both."""
-        return IndexDigest(self.num_entries + other.num_entries, (self.sum + other.sum) % DIGEST_MODULUS)
+        return IndexDigest.of(self.num_entries + other.num_entries, self.sum + other.sum)
+
+
+def digest_term(block_hash: bytes, tier: int) -> int:
+    """What an entry adds to a digest; that of an entry in several tiers is the term of the sum of their numbers."""
+    return tier * int.from_bytes(block_hash[:8], "little")
 
 
 Snapshot = Callable[[], Sequence[tuple[bytes, bytes]]]
@@ -76,18 +86,18 @@ class EventLog:
     @property
     def digest(self) -> IndexDigest:
         """Of the index as it is, events not yet taken included."""
-        return IndexDigest(self._num_entries, self._sum % DIGEST_MODULUS)
+        return IndexDigest.of(self._num_entries, self._sum)
 
     def stored(self, block_hash: bytes, parent: bytes) -> None:
         """Note that the block after `parent` is in the index now."""
         self._num_entries += 1
-        self._sum += self._tier * int.from_bytes(block_hash[:8], "little")
+        self._sum += digest_term(block_hash, self._tier)
         self._append(BlockEvent(EventKind.STORED, block_hash, parent, self._tier))
 
     def removed(self, block_hash: bytes) -> None:
         """Note that a block left the index."""
         self._num_entries -= 1
-        self._sum -= self._tier * int.from_bytes(block_hash[:8], "little")
+        self._sum -= digest_term(block_hash, self._tier)
         self._append(BlockEvent(EventKind.REMOVED, block_hash, b"", self._tier))
 
     def cleared(self) -> None:

@@ -16,12 +16,13 @@ from typing import Any, TypeVar
 from common.base.errors import InvalidRequest, Unsupported
 from common.base.failpoints import Armed, Failpoints
 from common.base.logging import get_logger
+from common.base.roles import DECODE, PREFILL
 from common.cache.config import PrefetchConfig, PrefetchPolicy, TierPolicies, WritePolicy
 from common.kv.eviction import EvictionPolicy
 from common.rpc.operator import AUTHORIZATION, OperatorGuard
 from common.rpc.server import Context
 from common.worker.admin import StorageRequest, TierControl, TierInfo, TierName
-from common.worker.roles import DECODE, PREFILL, WorkerRoles
+from common.worker.roles import WorkerRoles
 from pando.v1 import admin_pb2, admin_pb2_grpc
 
 MAX_NAMESPACE_BYTES = 64

@@ -7,9 +7,10 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from common.base.config import RegistryConfig, Settings, comma_list
+from common.base.comma_list import comma_list
+from common.base.config import RegistryConfig, Settings
+from common.base.roles import ROLES
 from common.worker.cache_config import CacheConfig
-from common.worker.roles import ROLES
 
 TRANSPORTS = ("shm", "ucx", "tcp")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from common.base.roles import DECODE
 from common.grammar.store import GrammarStore
 from common.rpc.convert import TokenBytes, logprob_to_pb
 from common.rpc.errors import about
@@ -14,7 +15,6 @@ from common.worker.generation import Generator, Job
 from common.worker.handoff_sender import cached_tokens_to_pb
 from common.worker.job import Limits, constrain, request_from_pb
 from common.worker.output import Piece
-from common.worker.roles import DECODE
 from common.worker.service import sources_from_pb
 from common.worker.state import WorkerState
 from pando.v1 import inference_pb2, types_pb2, worker_pb2, worker_pb2_grpc

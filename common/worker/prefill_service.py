@@ -7,12 +7,12 @@ from contextlib import aclosing
 
 from common.base.clock import Clock
 from common.base.errors import InvalidRequest
+from common.base.roles import PREFILL
 from common.grammar.store import GrammarStore
 from common.rpc.errors import about
 from common.rpc.server import Context
 from common.worker.handoff_sender import HandoffSender
 from common.worker.job import Limits, constrain, request_from_pb
-from common.worker.roles import PREFILL
 from common.worker.service import sources_from_pb
 from common.worker.state import WorkerState
 from pando.v1 import worker_pb2, worker_pb2_grpc

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 
-from common.base.config import load_or_exit, split_list
+from common.base.comma_list import split_list
+from common.base.config import load_or_exit
 from common.base.errors import Draining, PandoError
 from common.base.ids import new_worker_id
 from common.base.logging import Logger, configure_logging, log_ready

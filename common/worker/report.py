@@ -12,10 +12,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from common.base.logging import Logger
+from common.base.roles import ROLES
 from common.cache.tiers import Tier
 from common.transport.select import TransportSet
 from common.worker.core import WorkerCore
-from common.worker.roles import ROLES, WorkerRoles
+from common.worker.roles import WorkerRoles
 
 REPORT_INTERVAL_S = 10.0
 

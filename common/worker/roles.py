@@ -20,9 +20,8 @@ from math import isfinite
 
 from common.base.clock import Clock, monotonic
 from common.base.errors import InvalidRequest, Leg, PandoError, WrongRole
+from common.base.roles import DECODE, PREFILL, ROLES
 
-PREFILL, DECODE = "prefill", "decode"
-ROLES = (PREFILL, DECODE)
 _LEGS = {PREFILL: Leg.PREFILL, DECODE: Leg.DECODE}
 
 FailRequests = Callable[[Callable[[], PandoError], Collection[str]], None]

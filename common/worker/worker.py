@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from common.base.config import split_list
+from common.base.comma_list import split_list
 from common.base.failpoint_metrics import FailpointCollector
 from common.base.failpoints import make_failpoints
 from common.base.ids import new_incarnation

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from common.base.comma_list import split_list
 from pando.cli.errors import BAD_INPUT, FAILED, CliError
 from pando.cli.explain import explain_command
-from pando.cli.role_check import lost_roles, names_of
+from pando.cli.role_check import lost_roles
 
 if TYPE_CHECKING:
     from pando.cli import admin_calls
@@ -129,7 +130,7 @@ def role_command(
     force: Annotated[bool, typer.Option("--force", help="even if no worker were left with a role")] = False,
 ) -> None:
     """Give a running worker other roles; it keeps its cache, and what runs on it ends or is moved."""
-    names = names_of(roles)
+    names = split_list(roles)
     if not force:
         _check_roles_stay(context, worker, names)
     fields: dict[str, Any] = {"roles": names}

@@ -8,12 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-ROLES = ("prefill", "decode")
-
-
-def names_of(text: str) -> list[str]:
-    """The parts of a comma list; whether there are such roles is for the worker to say."""
-    return [part.strip() for part in text.split(",") if part.strip()]
+from common.base.roles import ROLES
 
 
 def lost_roles(before: Mapping[str, Collection[str]], changed: Collection[str], after: Collection[str]) -> list[str]:

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from common.base.clock import Clock, monotonic
-from common.base.config import TimeoutsConfig, split_list
+from common.base.comma_list import split_list
+from common.base.config import TimeoutsConfig
 from common.base.errors import DeadlineExceeded, Leg, NotReady, PandoError, PeerLost, Unavailable
 from common.base.ids import new_seed
 from common.base.logging import get_logger

@@ -21,11 +21,11 @@ from hashlib import sha256
 from pathlib import Path
 
 from common.base.errors import InvalidRequest, PermissionDenied
+from common.base.limits import MAX_TENANT_WEIGHT
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _MIN_KEY_CHARS = 8
-_MAX_WEIGHT = 100
 _ANONYMOUS_HEX = 16
 
 
@@ -130,6 +130,6 @@ def _problem(fields: Sequence[str]) -> str:
         return "a tenant's name has 1 to 64 letters, digits, dots, dashes and underscores"
     if len(fields[1]) < _MIN_KEY_CHARS or (fields[1].startswith("sha256:") and not _DIGEST.fullmatch(fields[1])):
         return f"a key has at least {_MIN_KEY_CHARS} characters, a digest is sha256: and 64 hex digits"
-    if len(fields) == 3 and not (fields[2].isdecimal() and 1 <= int(fields[2]) <= _MAX_WEIGHT):
-        return f"a weight is a number from 1 to {_MAX_WEIGHT}"
+    if len(fields) == 3 and not (fields[2].isdecimal() and 1 <= int(fields[2]) <= MAX_TENANT_WEIGHT):
+        return f"a weight is a number from 1 to {MAX_TENANT_WEIGHT}"
     return ""

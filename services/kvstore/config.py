@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from common.base.config import RegistryConfig, Section, Settings, comma_list
+from common.base.comma_list import comma_list
+from common.base.config import RegistryConfig, Section, Settings
 
 ROLES = ("node", "master")
 TRANSPORTS = ("shm", "ucx", "tcp")

@@ -14,7 +14,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from common.base.clock import Clock, monotonic
-from common.base.config import split_list
+from common.base.comma_list import split_list
 from common.base.ids import new_incarnation
 from common.base.logging import Logger
 from common.base.metrics import new_registry

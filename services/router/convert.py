@@ -11,10 +11,11 @@ from typing import Any
 import orjson
 
 from common.base.errors import InvalidRequest
+from common.kv.events import IndexDigest
 from common.rpc.convert import grammar_to_pb, join_hashes, sampling_from_pb
 from common.sched.params import SamplingParams
 from pando.v1 import inference_pb2, types_pb2, worker_pb2
-from services.router.index_update import Digest, Update
+from services.router.index_update import Update
 from services.router.job import Chat, Job, Prompt, Wish
 from services.router.member import Identity, Info, Member, Stats
 from services.router.metrics import TIERS
@@ -195,10 +196,10 @@ def update_from_pb(message: worker_pb2.WatchResponse) -> Update:
     )
 
 
-def _digest_from_pb(message: worker_pb2.WatchResponse) -> Digest | None:
+def _digest_from_pb(message: worker_pb2.WatchResponse) -> IndexDigest | None:
     if not message.HasField("digest"):
         return None
-    return Digest(message.digest.num_entries, message.digest.sum)
+    return IndexDigest(message.digest.num_entries, message.digest.sum)
 
 
 def status_to_pb(member: Member, blocks_in_view: int) -> inference_pb2.WorkerStatus:

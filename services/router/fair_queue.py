@@ -20,8 +20,9 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from common.base.limits import MAX_TENANT_WEIGHT
+
 QUANTUM_TOKENS = 256
-MAX_WEIGHT = 100
 MAX_PRIORITY = 100
 """Either way: beyond it a priority counts as this much."""
 
@@ -239,4 +240,4 @@ def rank(arrival_s: float, priority: int, ageing_s: float) -> float:
 
 def weight_of(asked: int) -> int:
     """A tenant's weight in bounds; 0 is the usual one."""
-    return max(1, min(MAX_WEIGHT, asked))
+    return max(1, min(MAX_TENANT_WEIGHT, asked))

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from common.kv.events import IndexDigest
+
 
 class ChangeKind(IntEnum):
     """What happened to a block; the values are the wire's."""
@@ -23,14 +25,6 @@ A change of a tier that this router does not know is skipped.
 
 
 @dataclass(slots=True, frozen=True)
-class Digest:
-    """What a worker's index adds up to: entries of all tiers, and the sum of tier * first eight bytes of the hash."""
-
-    num_entries: int
-    sum: int
-
-
-@dataclass(slots=True, frozen=True)
 class Update:
     """One message of a worker's stream.
 
@@ -45,4 +39,4 @@ class Update:
     changes: Sequence[Change]
     snapshot: bool = False
     snapshot_end: bool = False
-    digest: Digest | None = None
+    digest: IndexDigest | None = None

@@ -46,6 +46,12 @@ class Load:
     _prompts: dict[Charge, None] = field(default_factory=dict)
 
     @property
+    def is_full(self) -> bool:
+        """Whether one more request has to wait for room; False while the bounds are not known."""
+        seats_taken = 0 < self.max_requests <= self.num_requests
+        return seats_taken or 0 < self.max_context_tokens <= self.context_tokens
+
+    @property
     def queued_tokens(self) -> int:
         """Prompt tokens that are computed before those of a request that comes now."""
         return self.prompt_tokens + self.foreign_tokens

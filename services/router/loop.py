@@ -176,8 +176,7 @@ class Fleet:
     async def _poll(self) -> None:
         while True:
             await self._read_registry()
-            for member in self.membership.members:
-                self._ping(member)
+            self.look_around()
             await asyncio.sleep(self._poll_s)
 
     async def _read_registry(self) -> None:

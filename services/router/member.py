@@ -73,6 +73,11 @@ class Stats:
     max_num_seqs: int = 0
     prefill_tokens_per_s: float = 0.0
 
+    @property
+    def num_blocks(self) -> int:
+        """All KV blocks of the worker."""
+        return self.blocks_free + self.blocks_cached + self.blocks_held
+
 
 @dataclass(slots=True)
 class Member:

@@ -97,7 +97,7 @@ class Planner:
     def start(self, plan: Plan, task: Task, now_s: float) -> Placement:
         """Put a plan into force; the caller releases the placement on every path."""
         computing, decode = plan.computing.key, plan.decode.key
-        room_wanted = _full(self, decode)
+        room_wanted = self.load.of(decode).is_full
         backlog = self.load.of(computing).queued_tokens + plan.prompt_tokens
         prompt = self.load.charge(computing, now_s, prompt_tokens=plan.prompt_tokens)
         output = self.load.charge(
@@ -126,9 +126,8 @@ class Planner:
 
     def observe_stats(self, key: WorkerKey, stats: Stats, block_size: int) -> None:
         """A worker answered a ping."""
-        num_blocks = stats.blocks_free + stats.blocks_cached + stats.blocks_held
         self.load.observe(key, stats.waiting_tokens, stats.num_running + stats.num_waiting)
-        self.load.bounds(key, stats.max_num_seqs, num_blocks * block_size)
+        self.load.bounds(key, stats.max_num_seqs, stats.num_blocks * block_size)
         self.speeds.reported(key, stats.prefill_tokens_per_s)
 
     def remove(self, key: WorkerKey) -> None:
@@ -231,9 +230,3 @@ class _Run:
     hashes: Sequence[bytes]
     promises: Sequence[Promise]
     measures: bool
-
-
-def _full(planner: Planner, key: WorkerKey) -> bool:
-    load = planner.load.of(key)
-    full = bool(load.max_requests) and load.num_requests >= load.max_requests
-    return full or (bool(load.max_context_tokens) and load.context_tokens >= load.max_context_tokens)

@@ -23,7 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from services.router.index_update import Change, ChangeKind, Digest, Update
+from common.kv.events import IndexDigest, digest_term
+from services.router.index_update import Change, ChangeKind, Update
 
 WorkerKey = tuple[str, int]
 """One life of a worker: (worker id, incarnation)."""
@@ -31,8 +32,6 @@ WorkerKey = tuple[str, int]
 
 _ALL_TIERS = 3
 """As bits of one worker, like 1 and 2."""
-
-_DIGEST_MODULUS = 1 << 64
 
 
 class Trust(StrEnum):
@@ -96,7 +95,7 @@ class PrefixView:
             return False
         feed.seq = update.seq
         self._apply(feed, update.changes)
-        if update.digest is None or feed.num_missing or _digest(feed) == update.digest:
+        if update.digest is None or feed.num_missing or IndexDigest.of(feed.num_entries, feed.sum) == update.digest:
             return True
         feed.trust = Trust.DEGRADED
         return False
@@ -202,7 +201,7 @@ class PrefixView:
             self._bits[prefix_hash] = bits | added
         feed.blocks.add(prefix_hash)
         feed.num_entries += 1
-        feed.sum += tier * int.from_bytes(prefix_hash[:8], "little")
+        feed.sum += digest_term(prefix_hash, tier)
 
     def _remove(self, feed: _Feed, prefix_hash: bytes, tiers: int) -> None:
         bits = self._bits.get(prefix_hash, 0)
@@ -211,7 +210,7 @@ class PrefixView:
         if not gone:
             return
         feed.num_entries -= gone.bit_count()
-        feed.sum -= gone * int.from_bytes(prefix_hash[:8], "little")
+        feed.sum -= digest_term(prefix_hash, gone)
         if gone == mine:
             feed.blocks.discard(prefix_hash)
         bits &= ~(gone << 2 * feed.slot)
@@ -234,7 +233,3 @@ class PrefixView:
                 del table[prefix_hash]
         feed.blocks = set()
         feed.num_entries = feed.sum = 0
-
-
-def _digest(feed: _Feed) -> Digest:
-    return Digest(feed.num_entries, feed.sum % _DIGEST_MODULUS)

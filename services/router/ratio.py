@@ -21,7 +21,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PREFILL, DECODE = "prefill", "decode"
+from common.base.roles import DECODE, PREFILL
+
 CALM = 0.7
 FULL = 0.9
 

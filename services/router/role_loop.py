@@ -185,7 +185,6 @@ def make_role_loop(
 
 def _load(member: Member) -> WorkerLoad:
     stats = member.stats
-    num_blocks = stats.blocks_free + stats.blocks_cached + stats.blocks_held
     return WorkerLoad(
         worker_id=member.record.worker_id,
         roles=tuple(sorted(member.roles)),
@@ -193,5 +192,5 @@ def _load(member: Member) -> WorkerLoad:
         max_num_seqs=stats.max_num_seqs,
         waiting_tokens=stats.waiting_tokens,
         prefill_tokens_per_s=stats.prefill_tokens_per_s,
-        held_ratio=stats.blocks_held / num_blocks if num_blocks else 0.0,
+        held_ratio=stats.blocks_held / stats.num_blocks if stats.num_blocks else 0.0,
     )

@@ -12,7 +12,7 @@ import grpc
 from common.base.config import TimeoutsConfig
 from common.base.errors import Leg, PeerLost
 from common.rpc.channel import ChannelPool
-from common.rpc.errors import from_rpc_error
+from common.rpc.errors import cancelled_elsewhere, from_rpc_error
 from common.rpc.operator import AUTHORIZATION
 from pando.v1 import inference_pb2, worker_pb2, worker_pb2_grpc
 from services.router.convert import info_from_pb, stats_from_pb, update_from_pb
@@ -108,8 +108,7 @@ def _translated(leg: Leg, ticket: Ticket | None = None) -> Iterator[None]:
     except grpc.aio.AioRpcError as error:
         raise from_rpc_error(error, leg) from error
     except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
+        if not cancelled_elsewhere():
             raise
         if ticket is not None:
             ticket.check()

@@ -9,7 +9,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.router.ratio import CALM, DECODE, PREFILL, Move, Observation, RatioController, Targets, WorkerLoad
+from common.base.roles import DECODE, PREFILL
+from services.router.ratio import CALM, Move, Observation, RatioController, Targets, WorkerLoad
 
 TARGETS = Targets(ttft_s=1.0, tpot_s=0.1, sustain_s=3.0, cooldown_s=8.0)
 ROLES = st.sampled_from([(PREFILL,), (DECODE,), (DECODE, PREFILL)])

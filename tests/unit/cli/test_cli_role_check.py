@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pando.cli.role_check import lost_roles, names_of
+from common.base.comma_list import split_list
+from pando.cli.role_check import lost_roles
 
 PD = {"p0": ["prefill"], "p1": ["prefill"], "d0": ["decode"]}
 
@@ -31,5 +32,5 @@ def test_a_role_that_nobody_has_cannot_be_lost() -> None:
 
 
 def test_a_comma_list_has_names() -> None:
-    assert names_of(" prefill, decode,") == ["prefill", "decode"]
-    assert names_of("") == []
+    assert split_list(" prefill, decode,") == ["prefill", "decode"]
+    assert split_list("") == []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import sha256
 
-from common.kv.events import EventLog
-from services.router.index_update import Change, ChangeKind, Digest, Update
+from common.kv.events import EventLog, IndexDigest
+from services.router.index_update import Change, ChangeKind, Update
 from services.router.prefix_view import PrefixView, Trust, WorkerKey
 
 HASHES = [sha256(bytes([n])).digest() for n in range(8)]
@@ -121,7 +121,7 @@ def test_a_digest_that_differs_degrades_until_the_next_snapshot() -> None:
     for name in names:
         log.stored(name, b"")
     log.removed(names[4])
-    right = Digest(*log.digest)
+    right = IndexDigest(*log.digest)
     changes: list[Change] = [(ChangeKind.STORED, name, 1) for name in names]
     changes.append((ChangeKind.REMOVED, names[4], 1))
     assert view.handle(A, Update(6, changes, digest=right))
@@ -138,7 +138,7 @@ def test_what_did_not_fit_is_no_reason_to_ask_for_snapshots_for_ever() -> None:
     view = PrefixView(1)
     view.handle(A, Update(0, [], snapshot=True, snapshot_end=True))
     changes: list[Change] = [(ChangeKind.STORED, b"x", 1), (ChangeKind.STORED, b"y", 1)]
-    assert view.handle(A, Update(2, changes, digest=Digest(2, 5)))
+    assert view.handle(A, Update(2, changes, digest=IndexDigest(2, 5)))
     assert view.trust(A) is Trust.DEGRADED and view.num_dropped == 1
 
 

@@ -8,7 +8,8 @@ from random import Random
 
 import pytest
 
-from services.router.ratio import DECODE, PREFILL, Move, Observation, RatioController, Targets, WorkerLoad
+from common.base.roles import DECODE, PREFILL
+from services.router.ratio import Move, Observation, RatioController, Targets, WorkerLoad
 
 TARGETS = Targets(ttft_s=1.0, tpot_s=0.1, sustain_s=10.0, cooldown_s=60.0)
 PERIOD_S = 1.0

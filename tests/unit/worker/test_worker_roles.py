@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from common.base.errors import InvalidRequest, Leg, PandoError, WrongRole
-from common.worker.roles import DECODE, PREFILL, WorkerRoles
+from common.base.roles import DECODE, PREFILL
+from common.worker.roles import WorkerRoles
 from tests.support.worker_rig import Listener, make_request, running_core
 
 

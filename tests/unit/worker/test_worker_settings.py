@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from common.base.config import split_list
+from common.base.comma_list import split_list
 from common.base.errors import InvalidRequest
 from common.worker.config import WorkerConfig
 from common.worker.memory import available_bytes, check_l2_fits, pool_blocks
