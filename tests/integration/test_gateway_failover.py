@@ -128,7 +128,7 @@ async def test_choices_that_had_ended_are_left_alone(after: int) -> None:
         made.routers[1].fake.knobs = Knobs(fail_at=after, error=GONE)
         assert await made.tokens(ask(3)) == undisturbed
         rest = made.routers[0].fake.requests[1:]
-        assert [request.first_choice for request in rest] == list(range(after - 69, 3))
+        assert sorted(request.first_choice for request in rest) == list(range(after - 69, 3))
 
 
 async def test_both_routers_may_fail_in_turn() -> None:
