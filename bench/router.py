@@ -24,6 +24,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from bench.percentile import percentile
 from bench.router_live import LiveShape, measure_live
 from pando.v1 import worker_pb2
 from services.router.convert import update_from_pb
@@ -52,11 +53,6 @@ TARGETS = {
 def name(number: int) -> bytes:
     """A prefix hash."""
     return sha256(number.to_bytes(8, "little")).digest()
-
-
-def percentile(times: Sequence[float], share: float) -> float:
-    """Nearest rank."""
-    return sorted(times)[min(len(times) - 1, int(share * len(times)))]
 
 
 def cpu_times(call: Callable[[], object], count: int) -> list[float]:
@@ -103,7 +99,7 @@ def decisions(count: int) -> dict[str, float]:
         times += cpu_times(lambda: ends.append(fleet.place()), 20)
         while ends:
             ends.pop().release()
-    return {"decision p50 us": percentile(times, 0.5) * 1e6, "decision p99 us": percentile(times, 0.99) * 1e6}
+    return {"decision p50 us": percentile(times, 50) * 1e6, "decision p99 us": percentile(times, 99) * 1e6}
 
 
 def view_times(num_blocks: int) -> dict[str, float]:
@@ -122,7 +118,7 @@ def view_times(num_blocks: int) -> dict[str, float]:
     matching = cpu_times(lambda: fleet.planner.view.match(fleet.hashes[:50]), 500)
     return {
         "view inserts per s": num_blocks / insert_s,
-        "match of 50 blocks us": percentile(matching, 0.5) * 1e6,
+        "match of 50 blocks us": percentile(matching, 50) * 1e6,
         "rebuild of 100k blocks s": rebuild_s(100_000),
     }
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.openai_stream import Sample, ask
+from bench.percentile import percentile
 from bench.workloads import WORKLOADS, Conversation, Shape, make_workload
 
 PERCENTILES = (50, 90, 99)
@@ -82,14 +82,6 @@ def _body(messages: Sequence[Json], how: Drive) -> Json:
     body: Json = {"model": how.model, "messages": list(messages), "max_tokens": how.output_tokens, "temperature": 0}
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     return body | {"ignore_eos": True} if how.ignore_eos else body
-
-
-def percentile(values: Iterable[float], percent: float) -> float:
-    """Nearest-rank percentile; NaN of nothing."""
-    ordered = sorted(values)
-    if not ordered:
-        return math.nan
-    return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
 
 
 def summarise(samples: Sequence[Sample], elapsed_s: float) -> Json:

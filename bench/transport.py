@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from common.base.errors import Unsupported
-from common.transport.base import Endpoint, Extent, Read
+from common.transport.base import DRIVER_NAMES, Endpoint, Extent, Read
 from common.transport.checksum import checksum
 from common.transport.region import Region
-from common.transport.select import DRIVER_NAMES, TransportConfig, TransportSet, host_id, make_drivers
+from common.transport.select import TransportConfig, TransportSet, host_id, make_drivers
 
 _KIB = 1024
 _SIZES = (360 * _KIB, 720 * _KIB)  # SmolLM2-135M's block of 16 tokens in bf16 and in fp32

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 
 from rich.table import Table
 
+from bench.percentile import percentile
 from bench.replay.simulation import Record
 
 PERCENTS = (50, 90, 99)
@@ -40,16 +41,13 @@ class Summary:
         return asdict(self)
 
 
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Nearest rank of ascending values; 0 of none."""
-    return ordered[max(math.ceil(len(ordered) * percent / 100), 1) - 1] if ordered else 0.0
-
-
 def spread(seconds: Iterable[float]) -> dict[str, float]:
-    """Percentiles and mean, in ms."""
-    ordered = sorted(seconds)
-    figures = {f"p{percent}": percentile(ordered, percent) * 1000 for percent in PERCENTS}
-    return {**figures, "mean": sum(ordered) / len(ordered) * 1000 if ordered else 0.0}
+    """Percentiles and mean, in ms; zeros of none."""
+    taken = list(seconds)
+    if not taken:
+        return dict.fromkeys((*(f"p{percent}" for percent in PERCENTS), "mean"), 0.0)
+    figures = {f"p{percent}": percentile(taken, percent) * 1000 for percent in PERCENTS}
+    return {**figures, "mean": sum(taken) / len(taken) * 1000}
 
 
 def summarise(records: Sequence[Record], computing: Sequence[int]) -> Summary:

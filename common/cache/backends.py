@@ -15,7 +15,7 @@ from common.cache.kvstore_staging import InPlace
 from common.cache.l3 import Backend
 from common.cache.mooncake_config import parse_settings
 from common.cache.mooncake_store import MooncakeStore
-from common.transport.select import DRIVER_NAMES
+from common.transport.base import DRIVER_NAMES
 
 _DEFAULT_SIZE_GB = "10"
 

@@ -27,8 +27,8 @@ from common.cache.kvstore_staging import InPlace, Staging
 from common.cache.kvstore_view import StoreProcess, StoreView
 from common.cache.l3 import BackendLease, BlockKey, L3Stats, PutState, SealedBlock
 from common.rpc.registry import STORE, RegistryReader, WorkerRecord
-from common.transport.base import Endpoint, Read
-from common.transport.select import DRIVER_NAMES, TransportSet, host_id
+from common.transport.base import DRIVER_NAMES, Endpoint, Read
+from common.transport.select import TransportSet, host_id
 from pando.v1 import kvstore_pb2
 
 _REFRESH_S = 0.5

@@ -15,6 +15,9 @@ from typing import Protocol
 
 from common.transport.region import Region
 
+DRIVER_NAMES = ("shm", "ucx", "tcp")
+"""Best first."""
+
 TOO_LARGE = "extent_too_large"
 """Reason of an Unsupported that speaks of the extents of one read, not of the peer."""
 

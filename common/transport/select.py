@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.base.errors import Leg, Unsupported
-from common.transport.base import TOO_LARGE, Endpoint, Read, Transport
+from common.transport.base import DRIVER_NAMES, TOO_LARGE, Endpoint, Read, Transport
 from common.transport.region import Region
 from common.transport.shm import ShmTransport
 from common.transport.tcp import TcpTransport
@@ -26,7 +26,6 @@ from common.transport.tcp_server import TcpConfig
 from common.transport.ucx import UcxConfig, UcxTransport
 
 _MAX_REFUSALS = 4096
-DRIVER_NAMES = ("shm", "ucx", "tcp")
 
 
 @dataclass(slots=True)

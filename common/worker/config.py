@@ -10,9 +10,8 @@ from pydantic import Field, field_validator
 from common.base.comma_list import comma_list
 from common.base.config import RegistryConfig, Settings
 from common.base.roles import ROLES
+from common.transport.base import DRIVER_NAMES
 from common.worker.cache_config import CacheConfig
-
-TRANSPORTS = ("shm", "ucx", "tcp")
 
 
 class WorkerConfig(CacheConfig):
@@ -78,7 +77,7 @@ class WorkerConfig(CacheConfig):
     def _known_transports(cls, value: str) -> str:
         if not value:
             raise ValueError("name at least one transport")
-        return comma_list(value, TRANSPORTS)
+        return comma_list(value, DRIVER_NAMES)
 
 
 class WorkerSettings(Settings):

@@ -27,7 +27,8 @@ _TIMEOUT_S = 60
 _KERNEL_PROBE = "from common.engine.build import library_path as p; print(p() if p().exists() else '')"
 _TRANSPORT_PROBE = """
 import asyncio
-from common.transport.select import DRIVER_NAMES, TransportConfig, TransportSet, make_drivers
+from common.transport.base import DRIVER_NAMES
+from common.transport.select import TransportConfig, TransportSet, make_drivers
 async def main():
     drivers = TransportSet(make_drivers(TransportConfig(drivers=DRIVER_NAMES), "127.0.0.1", 1))
     await drivers.start()

@@ -9,9 +9,9 @@ from pydantic import Field, field_validator
 
 from common.base.comma_list import comma_list
 from common.base.config import RegistryConfig, Section, Settings
+from common.transport.base import DRIVER_NAMES
 
 ROLES = ("node", "master")
-TRANSPORTS = ("shm", "ucx", "tcp")
 MEBI = 1024 * 1024
 
 
@@ -56,7 +56,7 @@ class KvStoreConfig(Section):
     def _known_transports(cls, value: str) -> str:
         if not value:
             raise ValueError("name at least one transport")
-        return comma_list(value, TRANSPORTS)
+        return comma_list(value, DRIVER_NAMES)
 
 
 class KvStoreSettings(Settings):

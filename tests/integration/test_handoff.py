@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from common.base.errors import LayoutMismatch, Leg
-from common.transport.select import DRIVER_NAMES
+from common.transport.base import DRIVER_NAMES
 from pando.v1 import types_pb2, worker_pb2
 from tests.support.decode_calls import DecodeClient, Output, prompt_of, request_of
 from tests.support.workers import WorkerProcess, Workers

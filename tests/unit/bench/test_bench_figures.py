@@ -7,7 +7,8 @@ import math
 import pytest
 
 from bench.openai_stream import Sample
-from bench.serve import percentile, report, summarise
+from bench.percentile import percentile
+from bench.serve import report, summarise
 from bench.workloads import WORKLOADS, Shape, make_workload
 
 
