@@ -9,11 +9,13 @@ from pathlib import Path
 import grpc
 import pytest
 
+from common.base.clock import monotonic
 from common.base.config import TimeoutsConfig
 from common.base.errors import Draining, HandoffAborted, Internal, Leg, Overloaded, PandoError, PeerLost, StepAborted
 from common.kv.hashing import block_hashes, prefix_root
 from common.rpc.errors import from_rpc_error
-from pando.v1 import inference_pb2
+from pando.v1 import inference_pb2, inference_pb2_grpc
+from services.router import __main__ as router_main
 from tests.support.fake_worker import BLOCK_SIZE, FakeWorker, Fault, identity
 from tests.support.router_bench import (
     LIMIT_S,
@@ -195,7 +197,7 @@ async def eventually_used(made: Bench, worker: FakeWorker) -> None:
 
 
 async def test_a_stream_waits_for_the_only_decode_worker_to_come_back(model_dir: Path) -> None:
-    async with bench(model_dir, migration_wait_s=5.0) as made:
+    async with bench(model_dir, migration_wait_s=60.0) as made:
         fault = Fault(after=5, hang=True)
         made.workers[0].faults.append(fault)
         running = asyncio.create_task(assert_undisturbed(made))
@@ -257,7 +259,7 @@ async def test_a_blip_on_the_only_worker_is_survived(model_dir: Path) -> None:
 
 
 async def test_an_abort_ends_a_stream_that_waits_for_a_worker(model_dir: Path) -> None:
-    async with bench(model_dir, migration_wait_s=8.0) as made:
+    async with bench(model_dir, migration_wait_s=120.0) as made:
         fault = Fault(after=5, hang=True)
         made.workers[0].faults.append(fault)
         running = asyncio.create_task(made.ask(text_request(request_id="waits")))
@@ -266,7 +268,7 @@ async def test_an_abort_ends_a_stream_that_waits_for_a_worker(model_dir: Path) -
         await made.until(lambda known: known["decode-0"].state == "suspect")
         await made.stub.Abort(inference_pb2.AbortRequest(request_id="waits"))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(LIMIT_S):
                 await running
         assert caught.value.code() is grpc.StatusCode.CANCELLED
 
@@ -287,7 +289,7 @@ async def test_an_expired_entry_of_a_worker_that_answers_ejects_nobody(model_dir
 
 
 async def test_a_frozen_worker_is_suspect_and_ejected_when_its_entry_expires(model_dir: Path) -> None:
-    timeouts = TimeoutsConfig(ping_s=0.05, drain_s=2.0)
+    timeouts = TimeoutsConfig(ping_s=1.0, drain_s=2.0)
     async with bench(model_dir, ["decode", "decode", "prefill"], timeouts=timeouts) as made:
         made.workers[0].pings_hang = True
         await made.until(lambda known: known["decode-0"].state == "suspect")
@@ -375,8 +377,19 @@ async def test_requests_wait_for_the_view_but_not_for_ever(model_dir: Path) -> N
         assert num_calls(made) == [0, 1, 0]
         made.workers[2].watch_hangs = True
         async with second_router(made, model_dir, view_ready_s=0.3) as stub:
+            await held_blocks(stub, "decode-1", len(hashes))
             assert [frame async for frame in stub.Generate(request, timeout=LIMIT_S)]
         assert num_calls(made) == [0, 2, 0]
+
+
+async def held_blocks(stub: inference_pb2_grpc.InferenceStub, name: str, count: int) -> None:
+    """Wait until a router knows of so many blocks of a worker."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            listed = await stub.ListWorkers(inference_pb2.ListWorkersRequest())
+            if {worker.worker_id: worker.blocks_in_view for worker in listed.workers}.get(name) == count:
+                return
+            await asyncio.sleep(0.01)
 
 
 async def test_a_new_life_at_the_same_address_loses_the_old_credit(model_dir: Path) -> None:
@@ -433,8 +446,12 @@ async def test_moving_a_stream_costs_no_budget(model_dir: Path) -> None:
         assert made.metric("retry_budget_retries") == 1
 
 
-async def test_a_worker_that_fails_at_its_work_gets_none_until_a_trial_succeeds(model_dir: Path) -> None:
-    async with bench(model_dir, ["decode", "decode", "prefill"], breaker_failures=2, breaker_pause_s=0.4) as made:
+async def test_a_worker_that_fails_at_its_work_gets_none_until_a_trial_succeeds(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead_s = [0.0]
+    monkeypatch.setattr(router_main, "monotonic", lambda: monotonic() + ahead_s[0])
+    async with bench(model_dir, ["decode", "decode", "prefill"], breaker_failures=2, breaker_pause_s=60.0) as made:
         sick, well = made.workers[:2]
         sick.faults.extend(Fault(error=StepAborted("sick", leg=Leg.DECODE)) for _ in range(2))
         while len(sick.calls) < 2:
@@ -445,7 +462,8 @@ async def test_a_worker_that_fails_at_its_work_gets_none_until_a_trial_succeeds(
         for _ in range(3):
             await assert_undisturbed(made)
         assert (len(sick.calls), len(well.calls)) == (2, num_well + 3)
-        async with asyncio.timeout(8):
+        ahead_s[0] = 61.0
+        async with asyncio.timeout(LIMIT_S):
             while len(sick.calls) < 4:
                 await assert_undisturbed(made)
         assert made.workers[2].record.worker_id == "prefill-2"
@@ -493,7 +511,7 @@ async def test_another_routers_choice_goes_on_after_its_tokens(model_dir: Path, 
 
 
 async def test_a_thawed_worker_is_heard_no_more_and_comes_back_with_what_it_holds_now(model_dir: Path) -> None:
-    async with bench(model_dir, ["decode", "decode", "prefill"], timeouts=TimeoutsConfig(ping_s=0.05)) as made:
+    async with bench(model_dir, ["decode", "decode", "prefill"], timeouts=TimeoutsConfig(ping_s=1.0)) as made:
         frozen = made.workers[0]
         frozen.store([b"a" * 32])
         await made.until(lambda known: known["decode-0"].blocks_in_view == 1)

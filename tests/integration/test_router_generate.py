@@ -18,7 +18,7 @@ from common.rpc.errors import METADATA_KEY
 from common.tokenizer.tokenizer import Tokenizer
 from pando.v1 import inference_pb2, types_pb2
 from tests.support.fake_worker import BLOCK_SIZE, FakeWorker, Fault, identity
-from tests.support.router_bench import MAX_POSITION, Bench, bench, eventually, text_request, write_model
+from tests.support.router_bench import LIMIT_S, MAX_POSITION, Bench, bench, eventually, text_request, write_model
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ async def test_one_choice_comes_as_the_worker_made_it(model_dir: Path) -> None:
         root = prefix_root(BLOCK_SIZE, "")
         assert split_hashes(call.request.prefix_hashes) == block_hashes(root, prompt_ids, BLOCK_SIZE)
         assert call.request.namespace == identity().namespace
-        assert 5 < made.workers[0].deadlines_s[0] <= 10.5
+        assert LIMIT_S / 2 < made.workers[0].deadlines_s[0] <= LIMIT_S + 0.5
         assert made.metric("requests_total", outcome="ok") == 1
         assert made.metric("cached_tokens_total", tier="l1") == 16
         assert made.metric("generated_tokens_total") == 24
@@ -225,9 +225,9 @@ async def test_the_callers_deadline_reaches_the_worker_and_ends_the_request(mode
     async with bench(model_dir) as made:
         made.workers[0].faults.append(Fault(after=3, hang=True))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await made.ask(text_request(), timeout_s=0.4)
+            await made.ask(text_request(), timeout_s=1.5)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert made.workers[0].deadlines_s[0] < 0.8
+        assert made.workers[0].deadlines_s[0] < 2.0
         await eventually(lambda: made.workers[0].num_running == 0, "the worker's call ended")
         await eventually(lambda: made.metric("requests_total", outcome="deadline") == 1, "counted as deadline")
 
@@ -264,7 +264,7 @@ async def test_health_needs_both_roles(model_dir: Path) -> None:
         made.workers.append(prefill)
         made.registry.register(prefill)
         await made.until(lambda known: len(known) == 2)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(LIMIT_S):
             while await health(made) != health_pb2.HealthCheckResponse.SERVING:  # noqa: ASYNC110 - another server
                 await asyncio.sleep(0.01)
 

@@ -17,7 +17,7 @@ from pando.cli.cluster_spec import ClusterSpec, Probe, ServiceSpec
 from pando.cli.ports import free_port
 from pando.cli.run_folder import ClusterState, RunFolder
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 def eventually(condition: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
@@ -39,7 +39,7 @@ def runs(pid: int) -> bool:
         return False
 
 
-def fake_service(folder: Path, name: str, layer: int, *flags: str, grace_s: float = 5.0) -> ServiceSpec:
+def fake_service(folder: Path, name: str, layer: int, *flags: str, grace_s: float = 30.0) -> ServiceSpec:
     """The spec of one fake service that logs `ready`."""
     script = Path(__file__).with_name("fake_service.py")
     argv = (sys.executable, str(script), "--name", name, "--folder", str(folder), *flags)
@@ -50,7 +50,7 @@ def fake_spec(folder: Path, *extra: ServiceSpec, timeout_s: float = LIMIT_S) -> 
     """registry, two workers, a gateway that answers HTTP, and what else is given (replacing equal names)."""
     port = free_port()
     gateway = fake_service(folder, "gateway", 3, "--http", str(port))
-    gateway = ServiceSpec(gateway.name, gateway.argv, 3, Probe("http", f"http://127.0.0.1:{port}/ready"), 5.0)
+    gateway = ServiceSpec(gateway.name, gateway.argv, 3, Probe("http", f"http://127.0.0.1:{port}/ready"), 30.0)
     usual = [
         fake_service(folder, "registry", 0),
         fake_service(folder, "prefill-0", 1),

@@ -68,7 +68,7 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
         self._num_refused: Counter[str] = Counter()
         self._changed = threading.Condition()
 
-    def wait_for(self, condition: Callable[[], bool], limit_s: float = 5.0) -> bool:
+    def wait_for(self, condition: Callable[[], bool], limit_s: float = 30.0) -> bool:
         """From another thread: wait until it holds after a call began, paused or ended; False when time is up."""
         with self._changed:
             return self._changed.wait_for(condition, limit_s)

@@ -51,18 +51,18 @@ class GatewayThread:
 
     def __enter__(self) -> GatewayThread:
         self._thread.start()
-        self._ready.result(timeout=20)
+        self._ready.result(timeout=60)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self.http.drain)
-        self._thread.join(timeout=30)
+        self._thread.join(timeout=60)
         assert not self._thread.is_alive(), "the gateway did not drain"
 
     def call(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine on the gateway's loop and wait for it."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=20)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=60)
 
     def settle(self) -> None:
         """Return when no request is under way any more; raises AssertionError when one stays."""

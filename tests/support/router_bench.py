@@ -23,7 +23,7 @@ from services.router.prompts import Model
 from tests.support.fake_worker import FakeRegistry, FakeWorker, token_at
 from tests.support.tiny_vocab import tiny_vocab, write_tokenizer
 
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 MAX_POSITION = 1024
 
 
@@ -161,10 +161,10 @@ def text_request(
 
 
 def settings(**router: object) -> RouterSettings:
-    """Settings for tests: any free port, quick polls, short limits."""
+    """Settings for tests: any free port, quick polls; a ping has long, so that a busy machine makes nobody suspect."""
     values: dict[str, object] = {"port": 0, "poll_s": 0.05, "migration_wait_s": 2.0, "remote_prefill_min_tokens": 16}
     limits = router.pop("limits", LimitsConfig())
-    timeouts = router.pop("timeouts", TimeoutsConfig(ping_s=0.3, drain_s=2.0))
+    timeouts = router.pop("timeouts", TimeoutsConfig(ping_s=20.0, drain_s=2.0))
     return RouterSettings(
         router=RouterConfig.model_validate(values | router),
         limits=limits,

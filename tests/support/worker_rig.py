@@ -74,7 +74,7 @@ class GatedEngine(FakeEngine):
     def step(self, plan: StepPlan, failed: Sequence[str] = ()) -> StepResult:
         """Wait at the gate, then compute."""
         self.began.set()
-        assert self.gate.wait(20), "nobody opened the gate"
+        assert self.gate.wait(60), "nobody opened the gate"
         if self.explode is not None:
             raise self.explode
         return super().step(plan, failed or [s.request_id for s in plan.sequences if s.request_id in self.fail])
@@ -107,7 +107,7 @@ class Listener:
 
     async def wait(self) -> None:
         """Wait for the end, well or not."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await self.ended.wait()
 
 
@@ -126,7 +126,7 @@ class Rig:
 
     async def settle(self) -> None:
         """Wait until no step runs, nothing moves between the tiers, and the loop has nothing to start."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await self.core.tiers.drained()
             if self.core.storage is not None:
                 await self.core.storage.drained()

@@ -30,7 +30,7 @@ from tests.support.tiny_model import tiny_model_dir
 KERNEL_CACHE = "PANDO_KERNEL_CACHE"
 ROOT = Path(__file__).parents[2]
 NO_REGISTRY = "redis://127.0.0.1:1/0"
-START_S, STOP_S, IDLE_S = 180.0, 60.0, 2.0
+START_S, STOP_S, IDLE_S = 240.0, 120.0, 30.0
 DEFAULT_FLAGS = {
     "model-path": "",
     "port": "0",
@@ -95,7 +95,7 @@ class WorkerProcess:
         """Whether the process has not ended."""
         return self.process.poll() is None
 
-    def stats(self, timeout_s: float = 5.0) -> worker_pb2.GetStatsResponse:
+    def stats(self, timeout_s: float = 20.0) -> worker_pb2.GetStatsResponse:
         """Its GetStats, with the conservation law checked."""
         assert self._channel is not None, "not ready"
         stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
@@ -108,7 +108,7 @@ class WorkerProcess:
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum of the samples called `name` whose labels include `labels`; 0 when there is none."""
-        with urllib.request.urlopen(f"http://{self.metrics_address}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{self.metrics_address}/metrics", timeout=20) as answer:
             text = answer.read().decode()
         samples = (s for family in text_string_to_metric_families(text) for s in family.samples)
         return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
