@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from common.base.errors import Leg
+from common.base.errors import Leg, PandoError
 from common.base.logging import get_logger
 from common.cache import kvstore_wire as wire
 from common.cache.kvstore_calls import StoreCalls
@@ -123,9 +123,11 @@ class Followers:
             except grpc.aio.AioRpcError as error:
                 failure = from_rpc_error(error, Leg.STORE)
                 if failure.reason == STALE_TERM:
-                    self._on_refused(int(failure.param or term))
+                    self._on_refused(int(failure.param) if failure.param.isdecimal() else term)
                     return
                 get_logger().debug("a node's inventory broke off", node=record.worker_id, error=failure.message)
+            except PandoError as error:  # names that are none
+                get_logger().warning("a node's inventory makes no sense", node=record.worker_id, error=error.message)
             except asyncio.CancelledError:
                 if not cancelled_elsewhere():
                     raise

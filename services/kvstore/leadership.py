@@ -18,6 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+MAX_TERM = 1 << 62
+"""Nodes that claim a higher one are mistaken: there would be no room for the leaders to come."""
+
 
 class Phase(Enum):
     """See the picture."""
@@ -162,10 +165,12 @@ class Leadership:
         if self.phase is not Phase.GATHERING:
             return []
         self.phase = Phase.LEADING
-        self.term = 1 + max(highest, self._highest_refused, self.term)
+        self.term = 1 + max(highest if highest <= MAX_TERM else 0, self._highest_refused, self.term)
         return [Lead(self.term)]
 
     def _refused(self, term: int) -> list[Action]:
+        if term > MAX_TERM:
+            return []
         self._highest_refused = max(self._highest_refused, term)
         if self.phase is not Phase.LEADING or term < self.term:
             return []

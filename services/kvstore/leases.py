@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from services.kvstore.memory import Object
 from services.kvstore.objects import Objects
 
+_SPARE_ENDS = 1024
+
 
 @dataclass(slots=True)
 class _Lease:
@@ -38,7 +40,9 @@ class LeaseBook:
         self._max_ttl_s = max_ttl_s
         self._max_leases = max_leases
         self._leases: dict[int, _Lease] = {}
-        self._ends: list[tuple[float, int]] = []
+        self._ends: list[
+            tuple[float, int]
+        ] = []  # an entry a lease, at its end or before, and of leases that were released
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -63,8 +67,7 @@ class LeaseBook:
         lease = self._leases.get(lease_id)
         if lease is None:
             return False
-        lease.ends_s = now_s + ttl_s
-        heapq.heappush(self._ends, (lease.ends_s, lease_id))
+        lease.ends_s = now_s + ttl_s  # its entry finds that out; a life that was cut short ends with the longer one
         return True
 
     def release(self, lease_ids: Iterable[int]) -> None:
@@ -77,10 +80,15 @@ class LeaseBook:
     def expire(self, now_s: float) -> int:
         """End the leases whose time is over; returns how many. Call it now and then."""
         num_expired = 0
+        if len(self._ends) > 2 * len(self._leases) + _SPARE_ENDS:
+            self._ends = [(lease.ends_s, lease_id) for lease_id, lease in self._leases.items()]
+            heapq.heapify(self._ends)
         while self._ends and self._ends[0][0] <= now_s:
             _, lease_id = heapq.heappop(self._ends)
             lease = self._leases.get(lease_id)
-            if lease is not None and lease.ends_s <= now_s:
+            if lease is not None and lease.ends_s > now_s:
+                heapq.heappush(self._ends, (lease.ends_s, lease_id))
+            elif lease is not None:
                 self.release([lease_id])
                 num_expired += 1
         return num_expired

@@ -28,6 +28,8 @@ from services.kvstore.terms import Terms
 
 SERVICE_NAME = "pando.v1.KvStoreService"
 _DEFAULT_DEADLINE_S = 3.0
+_MAX_LEASE_IDS = 1 << 16
+"""Of one call; more would hold everybody else up."""
 _PULSE_S = 0.5
 _T = TypeVar("_T")
 
@@ -111,12 +113,14 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
 
     async def Renew(self, request: kvstore_pb2.RenewRequest, context: Context) -> kvstore_pb2.RenewResponse:
         holdings = self._node().holdings
+        _check_lease_ids(request.lease_ids)
         ttl_s, now_s = holdings.leases.ttl_s(request.lease_ttl_s), holdings.clock()
         alive = bytes(holdings.leases.renew(lease_id, now_s, ttl_s) for lease_id in request.lease_ids)
         return kvstore_pb2.RenewResponse(alive=alive, lease_ttl_s=ttl_s)
 
     async def Release(self, request: kvstore_pb2.ReleaseRequest, context: Context) -> kvstore_pb2.ReleaseResponse:
         holdings = self._node().holdings
+        _check_lease_ids(request.lease_ids)
         holdings.leases.release(request.lease_ids)
         holdings.settle()
         return kvstore_pb2.ReleaseResponse()
@@ -245,3 +249,8 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
                 packed.append(wire.INDEX.pack(numbers[node.node_id]))
         response.elsewhere = b"".join(packed)
         response.complete = self._leader.complete
+
+
+def _check_lease_ids(lease_ids: Sequence[int]) -> None:
+    if len(lease_ids) > _MAX_LEASE_IDS:
+        raise InvalidRequest(f"more than {_MAX_LEASE_IDS} leases", reason="bad_store_request", leg=Leg.STORE)

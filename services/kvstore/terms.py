@@ -10,10 +10,14 @@ from pathlib import Path
 
 import orjson
 
-from common.base.errors import Leg, StepAborted, Unavailable
+from common.base.errors import InvalidRequest, Leg, StepAborted, Unavailable
 from common.base.logging import get_logger
+from services.kvstore.leadership import MAX_TERM
 
 STALE_TERM = "stale_term"
+MAX_STEP = 1 << 32
+"""Leaders come one after another: a term so far above the last one is a mistake, and would leave none above it."""
+MAX_ID_CHARS = 256
 _FILE = "term.json"
 
 
@@ -31,12 +35,16 @@ class Terms:
         """Follow this leader from now on.
 
         Raises:
+            InvalidRequest: no leader can have come to this term, or has this id.
             StepAborted: reason `stale_term`; a later one is known, or another of the same term.
             Unavailable: the term cannot be persisted.
         """
         if term < self.term or (term == self.term and leader_id != self.leader_id):
             message = f"term {term} of {leader_id} is over: {self.leader_id} leads in term {self.term}"
             raise StepAborted(message, reason=STALE_TERM, leg=Leg.STORE, param=str(self.term))
+        if term > min(self.term + MAX_STEP, MAX_TERM) or len(leader_id) > MAX_ID_CHARS:
+            message = f"term {term} cannot follow term {self.term}, or the leader's id is too long"
+            raise InvalidRequest(message, reason="bad_store_request", leg=Leg.STORE)
         if (term, leader_id) != (self.term, self.leader_id):
             self._write(term, leader_id)
             self.term, self.leader_id = term, leader_id
@@ -44,8 +52,11 @@ class Terms:
     def _read(self, path: Path) -> None:
         try:
             content = orjson.loads(path.read_bytes())
-            self.term, self.leader_id = int(content["term"]), str(content["leader_id"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            term, leader_id = int(content["term"]), str(content["leader_id"])
+            if not 0 <= term <= MAX_TERM:
+                raise ValueError(f"no leader can have term {term}")
+            self.term, self.leader_id = term, leader_id
+        except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             # A leader then computes its term from the other nodes, or begins anew, as after the first start.
             get_logger().warning("the store's term file makes no sense", path=str(path), error=str(error))
 

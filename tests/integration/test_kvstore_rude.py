@@ -97,6 +97,18 @@ async def test_unknown_leases_are_no_news(stub: kvstore_pb2_grpc.KvStoreServiceS
     answer = await stub.Renew(kvstore_pb2.RenewRequest(lease_ids=[1, 2, 2**63]), timeout=5)
     assert answer.alive == b"\0\0\0"
     await stub.Release(kvstore_pb2.ReleaseRequest(lease_ids=range(10_000)), timeout=5)
+    many = range(100_000)
+    assert await reason_of(stub.Renew(kvstore_pb2.RenewRequest(lease_ids=many), timeout=5)) == "bad_store_request"
+    assert await reason_of(stub.Release(kvstore_pb2.ReleaseRequest(lease_ids=many), timeout=5)) == "bad_store_request"
+
+
+async def test_who_pretends_to_lead_cannot_use_up_the_terms(
+    rig: StoreRig, stub: kvstore_pb2_grpc.KvStoreServiceStub
+) -> None:
+    request = kvstore_pb2.WatchInventoryRequest(term=2**64 - 1, leader_id="nobody")
+    assert await reason_of(stub.WatchInventory(request, timeout=5).read()) == "bad_store_request"
+    stats = await stub.GetStoreStats(kvstore_pb2.GetStoreStatsRequest(), timeout=5)
+    assert (stats.term, stats.leader_id) == (0, "")
 
 
 async def test_a_batch_beyond_the_bytes_that_may_be_on_their_way_comes_in_portions(

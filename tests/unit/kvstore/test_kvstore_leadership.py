@@ -7,6 +7,7 @@ import random
 import pytest
 
 from services.kvstore.leadership import (
+    MAX_TERM,
     Action,
     AskLock,
     FreeLock,
@@ -42,6 +43,16 @@ def test_leads_with_a_term_above_all_others() -> None:
     leadership = led()
     assert leadership.leads(10.3) and leadership.term == 5
     assert not leadership.leads(11.8), "whatever it was told so far"
+
+
+def test_a_node_that_claims_an_impossible_term_is_not_believed() -> None:
+    assert led(highest=MAX_TERM).term == MAX_TERM + 1
+    leadership = Leadership(TIMES)
+    leadership.handle(Ticked(), 10.0)
+    leadership.handle(LockAnswered(True, 10.0), 10.1)
+    assert leadership.handle(TermsGathered(2**64 - 1), 10.2) == [Lead(1)]
+    assert leadership.handle(Refused(2**64), 10.3) == []
+    assert kinds(leadership.handle(Refused(7), 10.4)) == [StepDown, FreeLock]
 
 
 def test_asks_once_at_a_time_and_not_too_often() -> None:
