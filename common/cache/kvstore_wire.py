@@ -116,7 +116,8 @@ def unpack_names(runs: Iterable[kvstore_pb2.KeyRun], limit: int = MAX_KEYS) -> l
     for run in runs:
         step, hashes = run.hash_bytes, run.hashes
         _check(0 < len(run.namespace) <= MAX_FIELD_BYTES, f"a namespace of {len(run.namespace)} bytes")
-        _check(0 < step <= MAX_FIELD_BYTES and len(hashes) % step == 0, f"{len(hashes)} bytes of hashes of {step}")
+        whole = 0 < step <= MAX_FIELD_BYTES and len(hashes) >= step and len(hashes) % step == 0
+        _check(whole, f"{len(hashes)} bytes of hashes of {step}")
         _check(len(names) + len(hashes) // step <= limit, f"more than {limit} keys")
         head = _head(run.namespace, run.part)
         names += [head + one for (one,) in struct.iter_unpack(f"{step}s", hashes)]

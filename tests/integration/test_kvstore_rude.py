@@ -190,9 +190,10 @@ RUN = {"namespace": SPACE, "hash_bytes": 32, "hashes": bytes(32)}
         {"hash_bytes": 0},
         {"hash_bytes": 65, "hashes": bytes(65)},
         {"hashes": bytes(33)},
+        {"hashes": b""},
         {"hashes": bytes(32 * (wire.MAX_KEYS + 1))},
     ],
-    ids=["no namespace", "long namespace", "no hash", "long hash", "half a hash", "too many"],
+    ids=["no namespace", "long namespace", "no hash", "long hash", "half a hash", "empty", "too many"],
 )
 async def test_names_that_are_none_are_refused_by_every_call(
     stub: kvstore_pb2_grpc.KvStoreServiceStub, change: dict[str, Any]
