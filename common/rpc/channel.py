@@ -13,6 +13,8 @@ from common.base.config import TimeoutsConfig
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_CHANNELS = 1024
+RECONNECT_MS = 200
+"""Longest pause between two tries to connect: a process that comes back is found about as soon as it listens."""
 
 
 def keepalive_options(timeouts: TimeoutsConfig) -> list[tuple[str, int]]:
@@ -45,7 +47,7 @@ class ChannelPool:
             *keepalive_options(timeouts),
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.min_reconnect_backoff_ms", reconnect_ms),
-            ("grpc.max_reconnect_backoff_ms", reconnect_ms),
+            ("grpc.max_reconnect_backoff_ms", RECONNECT_MS),
             ("grpc.use_local_subchannel_pool", 1),
         ]
         self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()

@@ -7,7 +7,8 @@ Phases of a service::
     any -> stopping -> stopped
 
 * While the cluster comes up for the first time, any exit ends it: a bad flag or a damaged model will not heal.
-* Once it has been ready, a service that exits is started again after a growing pause, unless it never stays up.
+* Once it has been ready, a service that exits is started again: at once after a stable life, else after a growing
+  pause, unless it never stays up.
 * Services may be added and removed while it runs; one that is removed is forgotten when it has ended.
 * Stopping goes layer by layer from the top; a service that outlives its grace time is killed.
 
@@ -254,10 +255,14 @@ class SupervisorCore:
         if service.exits_in_a_row > self.limits.restart_limit:
             service.enter(Phase.FAILED)
             return [Note(f"{service.name} {service.last_exit}; given up after {service.exits_in_a_row} exits in a row")]
-        doubled = self.limits.first_pause_s * 2.0 ** (service.exits_in_a_row - 1)
-        pause_s = min(doubled, self.limits.longest_pause_s)
+        pause_s = self._pause_s(service.exits_in_a_row)
         service.enter(Phase.BACKOFF, now_s + pause_s)
         return [Note(f"{service.name} {service.last_exit}; starting it again in {pause_s:g} s")]
+
+    def _pause_s(self, exits_in_a_row: int) -> float:
+        if exits_in_a_row == 1:
+            return 0.0
+        return min(self.limits.first_pause_s * 2.0 ** (exits_in_a_row - 2), self.limits.longest_pause_s)
 
     def _fail(self, reason: str, now_s: float) -> list[Action]:
         self.failure = reason

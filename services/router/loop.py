@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Protocol, TypeAlias
 
 from common.base.clock import Clock
-from common.base.errors import DeadlineExceeded, PandoError, Unavailable
+from common.base.errors import DeadlineExceeded, PandoError, StaleIncarnation, Unavailable
 from common.base.logging import Logger
 from common.base.tasks import Tasks
 from common.rpc.registry import WorkerRecord
@@ -23,6 +23,7 @@ from services.router.member import Member, Record, WorkerState
 from services.router.membership import (
     Action,
     CallFailed,
+    Discredit,
     Eject,
     Event,
     Handshake,
@@ -34,6 +35,7 @@ from services.router.membership import (
     PingFailed,
     Refuse,
     RegistryListed,
+    Replaced,
 )
 from services.router.planner import Planner
 from services.router.policy import Candidate
@@ -235,8 +237,12 @@ class Fleet:
                             break
                         if update.snapshot_end:
                             self.wake()
+            except StaleIncarnation:
+                self._handle(Replaced(key))
+                return
             except PandoError as error:
                 self._log.debug("watch broke", worker_id=key[0], error=error.message)
+                self._ping(member)
             self.planner.lost_track(key)
             await asyncio.sleep(WATCH_BACKOFF_S)
 
@@ -265,6 +271,8 @@ class Fleet:
                 self._join(action.member)
             case Eject():
                 self._eject(action.member, action.cause)
+            case Discredit():
+                self.planner.discredit(action.member.key)
             case Refuse():
                 self._log.error(
                     "worker refused: its KV identity differs from the cluster's",

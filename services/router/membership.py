@@ -61,13 +61,20 @@ class PingFailed:
 
 
 @dataclass(slots=True, frozen=True)
+class Replaced:
+    """Another life than the member's answers at its address."""
+
+    key: WorkerKey
+
+
+@dataclass(slots=True, frozen=True)
 class CallFailed:
     """A request's call to a member broke: nothing new goes there before it answers a ping again."""
 
     key: WorkerKey
 
 
-Event = RegistryListed | HandshakeAnswered | HandshakeFailed | PingAnswered | PingFailed | CallFailed
+Event = RegistryListed | HandshakeAnswered | HandshakeFailed | PingAnswered | PingFailed | Replaced | CallFailed
 
 
 @dataclass(slots=True, frozen=True)
@@ -93,6 +100,13 @@ class Eject:
 
 
 @dataclass(slots=True, frozen=True)
+class Discredit:
+    """Nobody listens at a member's address: what it holds is lost, or it will tell it anew."""
+
+    member: Member
+
+
+@dataclass(slots=True, frozen=True)
 class Refuse:
     """A worker of another KV identity wants in: tell the operator."""
 
@@ -101,7 +115,10 @@ class Refuse:
     expected: Identity
 
 
-Action = Handshake | Join | Eject | Refuse
+Action = Handshake | Join | Eject | Discredit | Refuse
+
+
+_REPLACED = "another life answers at its address"
 
 
 class Membership:
@@ -154,7 +171,10 @@ class Membership:
             case PingAnswered():
                 return self._ping_answered(event.key, event.stats)
             case PingFailed():
-                return self._missed(event.key, MISSED_PINGS_TO_SUSPECT if event.refused else 1)
+                return self._ping_failed(event.key, event.refused)
+            case Replaced():
+                member = self.member(event.key)
+                return [self._eject(member, _REPLACED)] if member else []
             case CallFailed():
                 return self._missed(event.key, MISSED_PINGS_TO_SUSPECT)
 
@@ -210,12 +230,17 @@ class Membership:
         if member is None:
             return []
         if stats.incarnation != key[1]:
-            return [self._eject(member, "another life answers at its address")]
+            return [self._eject(member, _REPLACED)]
         member.missed_pings = 0
         member.stats = stats
         member.stalled = stats.engine_step_age_s > self._engine_stall_s
         member.draining = member.record.draining or stats.draining
         return []
+
+    def _ping_failed(self, key: WorkerKey, refused: bool) -> list[Action]:
+        actions = self._missed(key, MISSED_PINGS_TO_SUSPECT if refused else 1)
+        member = self.member(key)
+        return [Discredit(member)] if refused and member is not None else actions
 
     def _missed(self, key: WorkerKey, count: int) -> list[Action]:
         member = self.member(key)

@@ -124,6 +124,11 @@ class Planner:
         """The worker's stream broke."""
         self.view.lost_track(key)
 
+    def discredit(self, key: WorkerKey) -> None:
+        """What a worker held is lost; if it lives, it tells what it has from the beginning."""
+        self.view.remove(key)
+        self._speculations.forget(key)
+
     def observe_stats(self, key: WorkerKey, stats: Stats, block_size: int) -> None:
         """A worker answered a ping."""
         self.load.observe(key, stats.waiting_tokens, stats.num_running + stats.num_waiting)

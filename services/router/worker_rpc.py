@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from common.base.config import TimeoutsConfig
-from common.base.errors import Leg, PeerLost
+from common.base.errors import Leg, PeerLost, StaleIncarnation
 from common.rpc.channel import ChannelPool
 from common.rpc.errors import cancelled_elsewhere, from_rpc_error
 from common.rpc.operator import AUTHORIZATION
@@ -45,7 +45,8 @@ class WorkerRpc:
         """Follow the index of one life of a worker until the stream breaks.
 
         Raises:
-            PandoError: it broke, or another life answers.
+            StaleIncarnation: another life answers.
+            PandoError: it broke.
         """
         stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
         call = stub.Watch(worker_pb2.WatchRequest())
@@ -53,7 +54,7 @@ class WorkerRpc:
             with _translated(Leg.NONE):
                 async for message in call:
                     if message.incarnation != incarnation:
-                        raise PeerLost("another life answers at the worker's address")
+                        raise StaleIncarnation("another life answers at the worker's address")
                     yield update_from_pb(message)
         finally:
             call.cancel()

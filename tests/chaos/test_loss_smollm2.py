@@ -18,7 +18,7 @@ from tests.support.loss import Loss, Pressed, Work, lose, router_names, wait_kno
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(3600)]
 
 REQUESTS = int(os.environ.get("LOSS_REQUESTS", "800"))
-CLIENTS, MAX_TOKENS, PROMPTS = 8, 32, 40
+CLIENTS, MAX_TOKENS, PROMPTS, PROMPT_CHARS = 8, 32, 40, 80
 MOVED_WITHIN_S = 2.0
 REGISTRY_GONE_S = 60.0
 FLAGS = (
@@ -56,7 +56,7 @@ def whole(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def work(cluster: Cluster) -> Work:
-    return Work(make_prompts(PROMPTS, 71), MAX_TOKENS).learn(cluster, CLIENTS)
+    return Work(make_prompts(PROMPTS, 71, PROMPT_CHARS), MAX_TOKENS).learn(cluster, CLIENTS)
 
 
 def report(capsys: pytest.CaptureFixture[str], what: str, loss: Loss, work: Work) -> None:

@@ -407,6 +407,32 @@ async def test_a_new_life_at_the_same_address_loses_the_old_credit(model_dir: Pa
         await eventually(lambda: again.num_watches == 1, "the new life is followed")
 
 
+async def test_a_killed_workers_credit_goes_with_its_stream_not_with_its_entry(model_dir: Path) -> None:
+    async with bench(model_dir, ["decode", "decode", "prefill"], poll_s=60.0) as made:
+        killed, alive = made.workers[:2]
+        for worker in (killed, alive):
+            worker.store([b"a" * 32, worker.record.worker_id.encode().ljust(32)])
+        await made.until(lambda known: all(known[one.record.worker_id].blocks_in_view == 2 for one in (killed, alive)))
+        await killed.kill()
+        await made.until(lambda known: known["decode-0"].state == "suspect")
+        known = await made.status()
+        assert (known["decode-0"].blocks_in_view, known["decode-1"].blocks_in_view) == (0, 2)
+
+
+async def test_a_new_life_is_told_from_the_old_one_by_its_first_words(model_dir: Path) -> None:
+    async with bench(model_dir, poll_s=60.0) as made:
+        worker = made.workers[0]
+        worker.store([b"a" * 32])
+        await made.until(lambda known: known["decode-0"].blocks_in_view == 1)
+        await worker.kill()
+        port = int(worker.record.address.rpartition(":")[2])
+        again = FakeWorker("decode-0", ["decode"], made.model.tokenizer, incarnation=50)
+        made.workers.append(await again.start(port))
+        again.pings_hang = True
+        await made.until(lambda known: "decode-0" not in known)
+        assert again.num_watches > 0
+
+
 async def test_running_requests_end_well_when_the_router_drains(model_dir: Path) -> None:
     async with bench(model_dir, timeouts=TimeoutsConfig(ping_s=0.3)) as made:
         fault = Fault(after=5, hang=True)

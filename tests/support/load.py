@@ -31,7 +31,7 @@ class Reply:
         finish: its finish_reason, empty when none came.
         error: `code` of the error body or event; empty when none came.
         lost: the connection broke, as it does when the gateway dies.
-        cached_tokens: as the usage says.
+        prompt_tokens, cached_tokens: as the usage says.
         began_s, ended_s, times_s: on the monotonic clock; `times_s` of every piece of text.
     """
 
@@ -41,6 +41,7 @@ class Reply:
     finish: str = ""
     error: str = ""
     lost: str = ""
+    prompt_tokens: int = 0
     cached_tokens: int = 0
     began_s: float = field(default_factory=time.monotonic)
     ended_s: float = 0.0
@@ -116,6 +117,7 @@ class Load:
                 reply.text += choice["text"]
                 reply.times_s.append(time.monotonic())
         if event.get("usage"):
+            reply.prompt_tokens = event["usage"]["prompt_tokens"]
             reply.cached_tokens = event["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     async def ask_all(self, prompts: Sequence[str], max_tokens: int, **fields: Any) -> list[Reply]:

@@ -20,7 +20,7 @@ from pando.cli.status import routers
 from tests.support.cluster import Cluster
 from tests.support.load import Load, Reply
 
-START_LIMIT_S = 300.0
+START_LIMIT_S = 1200.0
 NEAR_S = 0.5
 
 

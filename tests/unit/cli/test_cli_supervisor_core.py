@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pando.cli.supervisor_core import (
     Action,
     Added,
@@ -98,17 +100,18 @@ def test_start_timeout_ends_the_first_start():
     assert core.state == "failed"
 
 
-def test_restart_after_a_pause_that_doubles_up_to_its_bound():
-    core = started(usual())
+def test_restart_at_once_and_then_after_a_pause_that_doubles_up_to_its_bound():
+    limits = replace(LIMITS, restart_limit=5)
+    core = started(SupervisorCore([Service("registry", 0, grace_s=5), Service("worker", 1, grace_s=5)], limits))
     now_s, pauses = 0.0, []
-    for _ in range(3):
+    for _ in range(5):
         actions = core.handle(Exited("worker", -9), now_s)
         assert starts(actions) == []
         assert core.state == "degraded"
         pauses.append(core.next_due_s() - now_s if core.next_due_s() < 30 else None)
         now_s = next(service.due_s for service in core.services if service.name == "worker")
         assert starts(core.handle(Ticked(), now_s)) == ["worker"]
-    assert pauses == [1, 2, 4]
+    assert pauses == [0, 1, 2, 4, 4]
 
 
 def test_given_up_after_the_limit_of_exits_in_a_row():
@@ -132,7 +135,7 @@ def test_a_stable_life_forgets_earlier_exits():
     core.handle(Ticked(), 32)
     core.handle(Exited("worker", 1), 40)
     assert phase(core, "worker") is Phase.BACKOFF
-    assert core.next_due_s() == 41
+    assert core.next_due_s() == 40
 
 
 def test_an_unstable_life_does_not_forget():
@@ -141,7 +144,7 @@ def test_an_unstable_life_does_not_forget():
     core.handle(Ticked(), 1)
     core.handle(BecameReady("worker"), 2)
     core.handle(Exited("worker", 1), 10)
-    assert core.next_due_s() == 12
+    assert core.next_due_s() == 11
 
 
 def test_a_restarted_service_that_hangs_is_killed_and_started_again():

@@ -7,6 +7,7 @@ from dataclasses import replace
 from services.router.member import Identity, Info, Member, Record, Stats, WorkerState
 from services.router.membership import (
     CallFailed,
+    Discredit,
     Eject,
     Handshake,
     HandshakeAnswered,
@@ -17,6 +18,7 @@ from services.router.membership import (
     PingFailed,
     Refuse,
     RegistryListed,
+    Replaced,
 )
 
 IDENTITY = Identity(b"n" * 32, "cpu", 64, 16)
@@ -96,10 +98,28 @@ def test_ejection_needs_an_expired_entry_and_silence() -> None:
 
     membership = joined(DECODE, PREFILL)
     for _ in range(5):
-        assert membership.handle(PingFailed(DECODE.key, refused=True)) == []
+        assert membership.handle(PingFailed(DECODE.key, refused=True)) == [Discredit(the(membership, "d"))]
     assert the(membership, "d").state is WorkerState.SUSPECT and not membership.is_serving
     (action,) = membership.handle(RegistryListed([PREFILL]))
     assert isinstance(action, Eject)
+
+
+def test_a_worker_that_is_only_late_keeps_its_credit() -> None:
+    membership = joined(DECODE, PREFILL)
+    for _ in range(5):
+        assert membership.handle(PingFailed(DECODE.key)) == []
+    assert membership.handle(CallFailed(DECODE.key)) == []
+
+
+def test_another_life_at_the_address_ejects_at_once_and_once() -> None:
+    membership = joined(DECODE, PREFILL)
+    (action,) = membership.handle(Replaced(DECODE.key))
+    assert isinstance(action, Eject) and action.member.key == DECODE.key
+    assert membership.handle(Replaced(DECODE.key)) == []
+    again = replace(DECODE, incarnation=2)
+    assert membership.handle(RegistryListed([again, PREFILL])) == [Handshake(again)]
+    membership.handle(HandshakeAnswered(again, info(again)))
+    assert membership.handle(Replaced(DECODE.key)) == [], "the next life is not meant"
 
 
 def test_one_late_answer_is_no_suspicion_and_an_answer_ends_it() -> None:
@@ -117,7 +137,7 @@ def test_an_expired_entry_that_comes_back_is_a_member_still() -> None:
     membership.handle(RegistryListed([]))
     membership.handle(PingAnswered(DECODE.key, Stats(1)))
     assert membership.handle(RegistryListed([DECODE])) == []
-    assert membership.handle(PingFailed(DECODE.key, refused=True)) == []
+    assert membership.handle(PingFailed(DECODE.key, refused=True)) == [Discredit(the(membership, "d"))]
 
 
 def test_a_stalled_engine_is_suspect() -> None:
