@@ -21,7 +21,8 @@ from pando.v1 import types_pb2
 
 METADATA_KEY = "pando-error-bin"
 STANDARD_KEY = "grpc-status-details-bin"
-_STANDARD_CHARS = 500
+_STANDARD_BYTES, _MESSAGE_BYTES, _WORD_BYTES = 500, 2048, 256
+"""What travels of a message in the standard places and in ours, and of ids and names of fields."""
 
 _LEG_TO_PB: dict[Leg, types_pb2.Leg] = {
     Leg.NONE: types_pb2.LEG_UNSPECIFIED,
@@ -110,14 +111,23 @@ def detail_of(error: PandoError) -> types_pb2.ErrorDetail:
     )
 
 
+def status_text(error: PandoError) -> str:
+    """The message that goes with the status; where it is long, the beginning of it."""
+    return _cut(error.message, _STANDARD_BYTES)
+
+
 def trailing_metadata(error: PandoError) -> tuple[tuple[str, bytes], ...]:
-    """Trailing metadata for a failed RPC. Peers take 8 KiB of it, so the standard form has the message once and cut."""
+    """Trailing metadata for a failed RPC. Peers take 8 KiB of it, and with more the status is lost as well: so all text,
+    which may be the caller's, is cut, and the standard form has the message once."""
     detail = detail_of(error)
+    detail.message = _cut(error.message, _MESSAGE_BYTES)
+    for name in ("reason", "request_id", "param"):
+        setattr(detail, name, _cut(getattr(detail, name), _WORD_BYTES))
     ours = (METADATA_KEY, detail.SerializeToString())
     detail.message = ""
     packed = AnyMessage()
     packed.Pack(detail)
-    status = Status(code=status_of(error).value[0], message=error.message[:_STANDARD_CHARS], details=[packed])
+    status = Status(code=status_of(error).value[0], message=status_text(error), details=[packed])
     return ours, (STANDARD_KEY, status.SerializeToString())
 
 
@@ -150,3 +160,9 @@ def from_rpc_error(error: grpc.aio.AioRpcError, leg: Leg, address: str = "") -> 
     cls = _BY_CODE.get(code, errors.Internal)
     words = _BARE.get(code) or details or code
     return cls(f"{address}: {words}" if address else words, leg=leg)
+
+
+def _cut(text: str, num_bytes: int) -> str:
+    """The beginning of a text that is too long, in at most so many bytes."""
+    encoded = text.encode()
+    return text if len(encoded) <= num_bytes else encoded[: num_bytes - 3].decode(errors="ignore") + "…"

@@ -22,7 +22,7 @@ from common.base.errors import Internal, InvalidRequest, PandoError
 from common.base.failpoints import DISABLED, Failpoints
 from common.base.logging import get_logger
 from common.rpc.channel import keepalive_options
-from common.rpc.errors import status_of, trailing_metadata
+from common.rpc.errors import status_of, status_text, trailing_metadata
 from common.rpc.failpoint_interceptor import FailpointInterceptor, Handler
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -136,7 +136,7 @@ async def _abort(context: Context, error: Exception) -> None:
     if not isinstance(error, PandoError):
         get_logger().error("unhandled error in an RPC handler", exc_info=error)
         error = Internal(f"internal error: {type(error).__name__}")
-    await context.abort(status_of(error), error.message, trailing_metadata(error))
+    await context.abort(status_of(error), status_text(error), trailing_metadata(error))
 
 
 def remaining_s(context: Context, default_s: float) -> float:

@@ -16,6 +16,7 @@ from common.rpc.errors import (
     from_detail,
     from_rpc_error,
     status_of,
+    status_text,
     trailing_metadata,
 )
 from pando.v1 import types_pb2
@@ -114,8 +115,19 @@ def test_other_makes_of_clients_find_the_detail_where_they_look() -> None:
     detail = types_pb2.ErrorDetail()
     assert status.details[0].Unpack(detail)
     assert (detail.reason, detail.retry_after_s, detail.request_id) == ("overloaded", 1.5, "r")
-    long = errors.InvalidRequest("x" * 4000)
-    assert sum(len(value) for _, value in trailing_metadata(long)) < 4000 + 1000
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "字", "😀"])
+def test_what_callers_make_long_is_cut_before_it_costs_the_status(letter: str) -> None:
+    """Peers take 8 KiB, in which binary fields are base64 and a status' text has three letters for a byte."""
+    long = letter * 100_000
+    error = errors.InvalidRequest(long, reason="why", param=long, request_id=long)
+    metadata = trailing_metadata(error)
+    assert sum(len(value) * 4 / 3 for _, value in metadata) + 3 * len(status_text(error).encode()) < 7800
+    back = from_rpc_error(rpc_error(grpc.StatusCode.INVALID_ARGUMENT, metadata), Leg.DECODE)  # type: ignore[arg-type]
+    assert (type(back), back.reason) == (errors.InvalidRequest, "why")
+    for whole in (back.message, back.param, back.request_id, status_text(error)):
+        assert whole.endswith("…") and set(whole[:-1]) == {letter}
 
 
 def test_the_leg_that_failed_further_on_stays() -> None:
