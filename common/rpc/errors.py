@@ -117,7 +117,7 @@ def status_text(error: PandoError) -> str:
 
 
 def trailing_metadata(error: PandoError) -> tuple[tuple[str, bytes], ...]:
-    """Trailing metadata for a failed RPC. Peers take 8 KiB of it, and with more the status is lost as well: so all text,
+    """Trailing metadata for a failed RPC. Peers take 8 KiB of it, and with more the status is lost as well: so text,
     which may be the caller's, is cut, and the standard form has the message once."""
     detail = detail_of(error)
     detail.message = _cut(error.message, _MESSAGE_BYTES)
