@@ -32,8 +32,8 @@ class Tokenizer:
         self._special_ids = frozenset(index for index, token in added.items() if token.special)
         self._bytes = _token_table(inner, added.keys())
         self._max_token_bytes = max(map(len, self._bytes), default=0) if _keeps_text(inner) else None
-        vocab = inner.get_vocab()
-        self._lost_bytes = bytes(byte for char, byte in _byte_level_alphabet().items() if char not in vocab)
+        alphabet = _byte_level_alphabet().items()
+        self._lost_bytes = bytes(byte for char, byte in alphabet if inner.token_to_id(char) is None)
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
