@@ -83,14 +83,34 @@ def _mark(record: WorkerRecord) -> str:
     return f'"incarnation":{record.incarnation},'
 
 
-def _parse(value: bytes | str) -> WorkerRecord | None:
-    """An entry; None when it is not one. Fields of other versions are left out, so that versions can mix."""
-    try:
-        entry = orjson.loads(value)
-        return WorkerRecord(**{name: entry[name] for name in _FIELDS if name in entry})
-    except (ValueError, TypeError) as error:
-        get_logger().warning("a registry entry makes no sense", error=str(error))
-        return None
+def _parse(worker_id: str, value: bytes | str) -> WorkerRecord:
+    """The entry of a worker. Fields of other versions are left out, so that versions can mix.
+
+    Raises:
+        ValueError, TypeError: it is none; readers go on with the others.
+    """
+    entry = orjson.loads(value)
+    if not isinstance(entry, dict):
+        raise ValueError("not an object")
+    record = WorkerRecord(**{name: entry[name] for name in _FIELDS if name in entry})
+    right = {
+        "worker_id": record.worker_id == worker_id,
+        "incarnation": _is_count(record.incarnation),
+        "address": isinstance(record.address, str),
+        "roles": isinstance(record.roles, list) and all(isinstance(role, str) for role in record.roles),
+        "pid": _is_count(record.pid),
+        "metrics_address": isinstance(record.metrics_address, str),
+        "engine_step_age_s": isinstance(record.engine_step_age_s, int | float),
+        "draining": isinstance(record.draining, bool),
+    }
+    wrong = ", ".join(name for name, is_right in right.items() if not is_right)
+    if wrong:
+        raise ValueError(f"wrong: {wrong}")
+    return record
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64
 
 
 class Heartbeat:
@@ -187,20 +207,33 @@ class RegistryReader:
             socket_connect_timeout=timeout_s,
             retry=redis.asyncio.retry.Retry(NoBackoff(), 0),
         )
-        self._pattern = _prefix(cluster, kind) + "*"
+        self._prefix = _prefix(cluster, kind)
+        self._unreadable: set[str] = set()
 
     async def list_workers(self) -> list[WorkerRecord]:
-        """All live entries, by worker id.
+        """All live entries, by worker id; one that makes no sense is left out, and told of once.
 
         Raises:
             Unavailable: the registry does not answer; the caller goes on with what it knows.
         """
         try:
-            keys = sorted([key async for key in self._client.scan_iter(self._pattern, count=1000)])
+            keys = sorted([key async for key in self._client.scan_iter(self._prefix + "*", count=1000)])
             values = await self._client.mget(keys) if keys else []
         except (redis.RedisError, OSError) as error:
             raise Unavailable(f"registry: {error}", reason="registry_unreachable") from error
-        return [record for value in values if value is not None and (record := _parse(value)) is not None]
+        records: list[WorkerRecord] = []
+        unreadable: set[str] = set()
+        for key, value in zip(keys, values, strict=True):
+            name = bytes(key).decode(errors="replace")
+            try:
+                if value is not None:
+                    records.append(_parse(name.removeprefix(self._prefix), value))
+            except (ValueError, TypeError) as error:
+                unreadable.add(name)
+                if name not in self._unreadable:
+                    get_logger().warning("a registry entry makes no sense", entry=name, error=str(error))
+        self._unreadable = unreadable
+        return records
 
     async def close(self) -> None:
         """Close the connection."""

@@ -190,3 +190,36 @@ async def test_a_lock_of_a_registry_that_is_gone_is_unknown() -> None:
     with pytest.raises(Unavailable):
         await lost.keep()
     await lost.close()
+
+
+NONSENSE = [
+    b"5",
+    b"[]",
+    b"\xff",
+    b'{"worker_id": "x"}',
+    b'{"worker_id": 5, "incarnation": "x", "address": null}',
+    b'{"worker_id": "another", "incarnation": 1, "address": "h:1"}',
+    b'{"worker_id": "x", "incarnation": -1, "address": "h:1"}',
+    b'{"worker_id": "x", "incarnation": 1.5, "address": "h:1"}',
+    b'{"worker_id": "x", "incarnation": 18446744073709551616, "address": "h:1"}',
+    b'{"worker_id": "x", "incarnation": 1, "address": "h:1", "roles": "decode"}',
+    b'{"worker_id": "x", "incarnation": 1, "address": "h:1", "roles": [1]}',
+    b'{"worker_id": "x", "incarnation": 1, "address": "h:1", "metrics_address": 7}',
+    b'{"worker_id": "x", "incarnation": 1, "address": "h:1", "draining": "no"}',
+    b'{"worker_id": "x", "incarnation": 1, "address": "h:1", "engine_step_age_s": null}',
+]
+
+
+async def test_entries_that_make_no_sense_hide_nobody(url: str, reader: RegistryReader) -> None:
+    beat = heartbeat(url, RECORD)
+    beat.start()
+    await listed(reader, [RECORD])
+    with redis.Redis.from_url(url) as client:
+        client.lpush("pando:test:worker:list", "x")
+        for value in NONSENSE:
+            client.set("pando:test:worker:x", value)
+            assert await reader.list_workers() == [RECORD], value
+        client.set("pando:test:worker:x", b'{"worker_id": "x", "incarnation": 7, "address": "h:1", "of": "later"}')
+        assert [record.worker_id for record in await reader.list_workers()] == [RECORD.worker_id, "x"]
+        client.delete("pando:test:worker:x", "pando:test:worker:list")
+    await asyncio.to_thread(beat.close)
