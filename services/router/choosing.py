@@ -39,79 +39,76 @@ class Rules:
 def choose(picker: Picker, excluded: Exclusions) -> Plan | None:
     """Place a task; None when no worker can decode."""
     situation = picker.situation
-    able = [one for one in situation.standings if one.candidate.can_decode and one.candidate.key not in excluded.decode]
+    priced = [(one, price_prompt(situation, one)) for one in situation.standings]
+    able = [pair for pair in priced if pair[0].candidate.can_decode and pair[0].candidate.key not in excluded.decode]
     if excluded.keep_decode is not None:
-        able = [one for one in able if one.candidate.key == excluded.keep_decode] or able
+        able = [pair for pair in able if pair[0].candidate.key == excluded.keep_decode] or able
     if not able:
         return None
-    prompts = _Prompts(picker, excluded.prefill)
-    ways = [_way(prompts, worker) for worker in able]
+    prompts = _Prompts(picker, priced, excluded.prefill)
+    ways = [_way(prompts, worker, own) for worker, own in able]
     quotes = [
-        price_decode(situation, worker, way.prompt, remote=way.remote) for worker, way in zip(able, ways, strict=True)
+        price_decode(situation, worker, prompt, remote=prompt is not own)
+        for (worker, own), (prompt, _) in zip(able, ways, strict=True)
     ]
     chosen = picker.pick(quotes)
-    way = ways[next(index for index, quote in enumerate(quotes) if quote is chosen)]
+    prompt, reason = ways[next(index for index, quote in enumerate(quotes) if quote is chosen)]
     return Plan(
         decode=chosen.candidate,
-        prefill=way.prompt.candidate if way.remote else None,
-        sources=_sources(situation, way.prompt, picker.rules.max_sources),
-        prompt_tokens=way.prompt.compute_tokens,
+        prefill=prompt.candidate if chosen.is_remote else None,
+        sources=_sources(situation, prompt, picker.rules.max_sources),
+        prompt_tokens=prompt.compute_tokens,
         output_tokens=situation.task.expected_output_tokens,
-        reason=way.reason,
+        reason=reason,
         first_token_s=chosen.first_token_s,
         decode_quotes=quotes,
-        prefill_quotes=prompts.quotes if way.remote else (),
+        prefill_quotes=prompts.quotes if chosen.is_remote else (),
     )
 
 
 class _Prompts:
     """What the prompt would cost on each worker that may compute it, and which of them is best."""
 
-    def __init__(self, picker: Picker, excluded: Collection[WorkerKey]) -> None:
+    def __init__(
+        self, picker: Picker, priced: Sequence[tuple[Standing, Quote]], excluded: Collection[WorkerKey]
+    ) -> None:
         self.picker = picker
-        situation = picker.situation
-        able = [one for one in situation.standings if one.candidate.can_prefill and one.candidate.key not in excluded]
-        self.quotes = [price_prompt(situation, worker) for worker in able]
-        self._own = {id(quote.candidate): quote for quote in self.quotes}
+        self.quotes = [
+            quote for one, quote in priced if one.candidate.can_prefill and one.candidate.key not in excluded
+        ]
+        self.least_s = min(map(_total_s, self.quotes), default=0.0)
         self._best: Quote | None = None
         self._next_best: Quote | None = None
-        if self.quotes:
-            self._best = picker.pick(self.quotes)
-            others = [quote for quote in self.quotes if quote is not self._best]
-            self._next_best = picker.pick(others) if others else None
 
-    def on(self, worker: Standing) -> Quote:
-        """The cost on one worker, whether or not it prefills for others."""
-        return self._own.get(id(worker.candidate)) or price_prompt(self.picker.situation, worker)
+    def has_other(self, own: Quote) -> bool:
+        """Whether a worker other than the one of `own` may compute the prompt."""
+        return len(self.quotes) > 1 or (len(self.quotes) == 1 and self.quotes[0] is not own)
 
-    def best_but(self, worker: Standing) -> Quote | None:
-        """The best one on another worker."""
-        best = self._best
-        return best if best is None or best.candidate is not worker.candidate else self._next_best
-
-
-@dataclass(slots=True)
-class _Way:
-    """Who computes the prompt for one decode worker."""
-
-    prompt: Quote
-    remote: bool
-    reason: str
+    def best_but(self, own: Quote) -> Quote:
+        """The best one on another worker, of which there is one; picked on demand, as often `least_s` will do."""
+        best = self._best = self._best or self.picker.pick(self.quotes)
+        if best is not own:
+            return best
+        if self._next_best is None:
+            self._next_best = self.picker.pick([quote for quote in self.quotes if quote is not best])
+        return self._next_best
 
 
-def _way(prompts: _Prompts, decode: Standing) -> _Way:
+def _way(prompts: _Prompts, decode: Standing, own: Quote) -> tuple[Quote, str]:
+    """Who computes the prompt for one decode worker, whose own price is `own`, and why."""
     rules = prompts.picker.rules
-    own, best = prompts.on(decode), prompts.best_but(decode)
     uncached = prompts.picker.situation.task.num_tokens - decode.held_tokens
     if uncached < rules.remote_min_tokens and not decode.landing:
-        return _Way(own, False, "short_suffix")
-    if best is None:
-        return _Way(own, False, "no_prefill_worker")
-    if decode.landing:
-        return _Way(best, True, "landing")
-    if decode.candidate.can_prefill and (rules.policy != "prefix" or own.total_s <= best.total_s):
-        return _Way(own, False, "decode_is_best")
-    return _Way(best, True, "remote")
+        return own, "short_suffix"
+    if not prompts.has_other(own):
+        return own, "no_prefill_worker"
+    may_be_best = decode.candidate.can_prefill and not decode.landing
+    if may_be_best and (rules.policy != "prefix" or own.total_s <= prompts.least_s):
+        return own, "decode_is_best"
+    best = prompts.best_but(own)
+    if may_be_best and own.total_s <= best.total_s:
+        return own, "decode_is_best"
+    return best, "landing" if decode.landing else "remote"
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.router.load import Load
 from services.router.policy import Candidate, Quote, Task
@@ -50,6 +50,7 @@ class Situation:
         horizon_tokens: output tokens whose time counts; what runs beside later ones is not known now.
         disturbed_ratio: what of a prompt's time counts for each request that generates on the worker meanwhile.
         busy_ratio: part of the workers that compute prompts which have one to compute.
+        alone: what was found of `curve`, by tokens to compute: most workers have the same number of them.
     """
 
     task: Task
@@ -61,26 +62,27 @@ class Situation:
     min_match_tokens: int
     horizon_tokens: int
     disturbed_ratio: float
+    alone: dict[int, float] = field(default_factory=dict)
 
 
 def price_prompt(situation: Situation, worker: Standing) -> Quote:
     """The cost of the first token when this worker computes the prompt."""
-    task, pace = situation.task, worker.pace
+    task, load, pace, token_s = situation.task, worker.load, worker.pace, worker.pace.token_s
     matched = worker.held_tokens if worker.held_tokens >= situation.min_match_tokens else 0
     fetched = 0
     load_s = 0.0
-    if situation.longest_tokens or worker.below_tokens:
+    if situation.longest_tokens > matched or worker.below_tokens:
         byte_per_token = task.block_bytes / task.block_size
-        if situation.longest_tokens > matched and PEER_BYTE_S * byte_per_token < pace.token_s:
+        if situation.longest_tokens > matched and PEER_BYTE_S * byte_per_token < token_s:
             fetched = situation.longest_tokens - matched
         load_s = (fetched * PEER_BYTE_S + min(matched, worker.below_tokens) * L2_BYTE_S) * byte_per_token
     compute_tokens = task.num_tokens - matched - fetched
-    alone = _computed_alone(situation, compute_tokens) if situation.curve else compute_tokens
-    queue_s = worker.load.queue_s(pace.token_s, situation.now_s)
-    prefill_s = pace.start_s + compute_tokens * pace.token_s
-    disturbed_s = situation.disturbed_ratio * worker.load.num_requests * prefill_s
-    effort_s = alone * pace.token_s * situation.busy_ratio + disturbed_s
-    credit_s = (compute_tokens - alone) * pace.token_s
+    alone = _computed_alone(situation, compute_tokens)
+    queue_s = load.queue_s(token_s, situation.now_s)
+    prefill_s = pace.start_s + compute_tokens * token_s
+    disturbed_s = situation.disturbed_ratio * load.num_requests * prefill_s
+    effort_s = alone * token_s * situation.busy_ratio + disturbed_s
+    credit_s = (compute_tokens - alone) * token_s
     first_token_s = queue_s + prefill_s + load_s
     return Quote(
         worker.candidate,
@@ -91,7 +93,7 @@ def price_prompt(situation: Situation, worker: Standing) -> Quote:
         load_s,
         effort_s,
         credit_s,
-        worker.load.last_used,
+        load.last_used,
         first_token_s,
         first_token_s + effort_s - credit_s,
     )
@@ -129,12 +131,17 @@ def price_decode(situation: Situation, worker: Standing, prompt: Quote, *, remot
 def _computed_alone(situation: Situation, compute_tokens: int) -> float:
     """How many of the last `compute_tokens` of the prompt count for this request alone."""
     task, curve = situation.task, situation.curve
-    assert curve is not None, "checked by the caller"
+    if curve is None:
+        return compute_tokens
+    found = situation.alone.get(compute_tokens)
+    if found is not None:
+        return found
     num_blocks = len(task.hashes)
     known = task.num_tokens - compute_tokens
     rest = task.num_tokens - max(known, num_blocks * task.block_size)
     blocks = curve.total - curve.blocks(min(num_blocks, known // task.block_size))
-    return max(0.0, min(compute_tokens, rest + blocks * task.block_size))
+    found = situation.alone[compute_tokens] = max(0.0, min(compute_tokens, rest + blocks * task.block_size))
+    return found
 
 
 def _wait_for_room_s(task: Task, load: Load, residence_s: float) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from services.router.affinity import Affinity
 from services.router.choosing import Picker, Rules, choose
@@ -23,6 +24,9 @@ from services.router.popularity import Popularity
 from services.router.prefix_view import PrefixView, WorkerKey
 from services.router.speculation import Promise, Speculations
 from services.router.speeds import Speeds
+
+Blocks: TypeAlias = dict[WorkerKey, int]
+"""Blocks of one prompt by worker."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -171,18 +175,10 @@ class Planner:
                 self._speculations.drop(promise)
 
     def _situation(self, task: Task, candidates: Sequence[Candidate], now_s: float) -> Situation:
-        matches, upper = self.view.match_tiers(task.hashes)
-        below = {key: blocks - upper.get(key, 0) for key, blocks in matches.items() if blocks > upper.get(key, 0)}
-        num_known = max(matches.values(), default=0)
-        landing = set(task.landing)
-        matches.update(task.known)
-        for key, (blocks, lands) in self._speculations.match(task.hashes, now_s).items():
-            if blocks > matches.get(key, 0):
-                matches[key] = blocks
-                if lands:
-                    landing.add(key)
-        known = _Known(matches, below, landing)
-        standings = [self._standing(task, one, known, now_s) for one in candidates]
+        held, upper = self.view.match_tiers(task.hashes)
+        num_known = max(held.values(), default=0)
+        below = {key: held[key] - blocks for key, blocks in upper.items()}
+        standings = self._standings(task, candidates, (held, below), now_s)
         longest = 0
         if self.config.max_sources and task.block_bytes:
             longest = max((one.held_tokens for one in standings if not one.landing), default=0)
@@ -200,28 +196,31 @@ class Planner:
             disturbed_ratio=self.config.disturbed_ratio,
         )
 
-    def _standing(self, task: Task, candidate: Candidate, known: _Known, now_s: float) -> Standing:
-        key = candidate.key
-        num_blocks = known.matches.get(key, 0)
-        held = min(num_blocks * task.block_size, task.num_tokens - 1)
-        return Standing(
-            candidate,
-            self.load.of(key),
-            self.speeds.pace(key, now_s),
-            held,
-            num_blocks,
-            known.below.get(key, 0) * task.block_size,
-            key in known.landing,
-        )
+    def _standings(
+        self, task: Task, candidates: Sequence[Candidate], matches: tuple[Blocks, Blocks], now_s: float
+    ) -> list[Standing]:
+        """What each candidate has of the prompt: by the view, by what the task knows beyond it, by promises.
 
-
-@dataclass(slots=True)
-class _Known:
-    """Blocks of a prompt's head by worker, those of them below L1, and who may still wait for theirs."""
-
-    matches: dict[WorkerKey, int]
-    below: dict[WorkerKey, int]
-    landing: set[WorkerKey]
+        `matches` are the view's: blocks of the prompt's head by worker, which is changed, and those of them below L1.
+        """
+        held, below = matches
+        held.update(task.known)
+        landing = set(task.landing)
+        for key, (blocks, lands) in self._speculations.match(task.hashes, now_s).items():
+            if blocks > held.get(key, 0):
+                held[key] = blocks
+                if lands:
+                    landing.add(key)
+        block_size, most, load_of, pace_of = task.block_size, task.num_tokens - 1, self.load.of, self.speeds.pace
+        standings = []
+        for one in candidates:
+            key = one.key
+            blocks = held.get(key, 0)
+            tokens = min(blocks * block_size, most)
+            unloaded = below.get(key, 0) * block_size if below else 0
+            lands = key in landing if landing else False
+            standings.append(Standing(one, load_of(key), pace_of(key, now_s), tokens, blocks, unloaded, lands))
+        return standings
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import repeat
 
 from common.kv.events import IndexDigest, digest_term
 from services.router.index_update import Change, ChangeKind, Update
@@ -122,32 +123,32 @@ class PrefixView:
         return self.match_tiers(hashes)[0]
 
     def match_tiers(self, hashes: Sequence[bytes]) -> tuple[dict[WorkerKey, int], dict[WorkerKey, int]]:
-        """Lengths of the heads of `hashes` in any tier, and in L1, by worker; what is not in both has length 0."""
+        """Lengths of the heads of `hashes` in any tier by worker, and of the heads in L1 where those are shorter."""
         lengths: dict[WorkerKey, int] = {}
         upper: dict[WorkerKey, int] = {}
         alive = in_l1 = self._any_l1
-        get = self._bits.get
         before = -1
-        for depth, prefix_hash in enumerate(hashes):
-            bits = get(prefix_hash, 0)
+        for depth, bits in enumerate(map(self._bits.get, hashes, repeat(0))):
             if bits == before:
                 continue
             before = bits
             holding = alive & (bits | bits >> 1)
-            if in_l1 & ~bits:
-                self._note(upper, in_l1 & ~bits, depth)
-                in_l1 &= bits
             if holding != alive:
-                self._note(lengths, alive & ~holding, depth)
+                if depth:
+                    self._note(lengths, alive ^ holding, depth)
                 alive = holding
                 if not alive:
                     return lengths, upper
-        self._note(lengths, alive, len(hashes))
-        self._note(upper, in_l1, len(hashes))
+            in_l1 &= holding
+            if in_l1 & ~bits:
+                self._note(upper, in_l1 & ~bits, depth)
+                in_l1 &= bits
+        if hashes:
+            self._note(lengths, alive, len(hashes))
         return lengths, upper
 
     def _note(self, lengths: dict[WorkerKey, int], slots: int, depth: int) -> None:
-        while slots and depth:
+        while slots:
             lowest = slots & -slots
             key = self._slots[lowest.bit_length() // 2]
             assert key is not None, f"slot {lowest.bit_length() // 2} is empty"

@@ -10,6 +10,7 @@ Knows nothing about the view.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -18,6 +19,7 @@ from services.router.prefix_view import WorkerKey
 
 MAX_LOOKED_AT = 32
 """Newest promises with the same first block; of older ones the workers have told by now."""
+NOTHING = (0, False)
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +46,7 @@ class Speculations:
         self._max_promises = max_promises
         self._by_first: dict[bytes, dict[Promise, None]] = {}
         self._all: dict[Promise, None] = {}
+        self._lapsing: deque[tuple[float, Promise]] = deque()
 
     def __len__(self) -> int:
         """Promises that are kept."""
@@ -63,6 +66,7 @@ class Speculations:
     def computed(self, promise: Promise, now_s: float) -> None:
         """The prompt is computed: the worker's own events are about to come."""
         promise.until_s = now_s + self._lifetime_s
+        self._lapsing.append((promise.until_s, promise))
 
     def drop(self, promise: Promise) -> None:
         """It will not come true (or has); dropping it twice does nothing."""
@@ -80,17 +84,21 @@ class Speculations:
 
     def lapse(self, now_s: float) -> None:
         """Drop what has lapsed."""
-        for promise in [one for one in self._all if one.until_s is not None and one.until_s <= now_s]:
-            self.drop(promise)
+        while self._lapsing and self._lapsing[0][0] <= now_s:
+            self.drop(self._lapsing.popleft()[1])
 
     def match(self, hashes: Sequence[bytes], now_s: float) -> dict[WorkerKey, tuple[int, bool]]:
         """(blocks of the head that are promised, whether they land there from elsewhere) by worker."""
         found: dict[WorkerKey, tuple[int, bool]] = {}
         group = self._by_first.get(hashes[0]) if hashes else None
-        for promise in islice(reversed(group), MAX_LOOKED_AT) if group else ():
-            if promise.until_s is not None and promise.until_s <= now_s:
+        if not group:
+            return found
+        whole = (len(hashes), False)
+        for promise in islice(reversed(group), MAX_LOOKED_AT):
+            best = found.get(promise.key, NOTHING)
+            if best == whole or (promise.until_s is not None and promise.until_s <= now_s):
                 continue
-            known, landing = found.get(promise.key, (0, False))
+            known, landing = best
             if known < len(hashes) and known < len(promise.hashes) and promise.hashes[known] == hashes[known]:
                 found[promise.key] = _shared(promise.hashes, hashes, known), promise.landing
             elif landing and not promise.landing and promise.hashes[known - 1 : known] == hashes[known - 1 : known]:
@@ -101,6 +109,8 @@ class Speculations:
 def _shared(a: Sequence[bytes], b: Sequence[bytes], known: int) -> int:
     """Length of the common head of two chains that are known to share the block at `known`."""
     low, high = known + 1, min(len(a), len(b))
+    if a[high - 1] == b[high - 1]:
+        return high
     while low < high:
         middle = (low + high + 1) // 2
         if a[middle - 1] == b[middle - 1]:

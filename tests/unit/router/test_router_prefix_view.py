@@ -149,4 +149,6 @@ def test_the_head_in_l1_is_told_apart_from_the_whole_match() -> None:
     changes += [(ChangeKind.STORED, name, 2) for name in names[:5]]
     view.handle(A, Update(0, changes, snapshot=True, snapshot_end=True))
     view.handle(B, Update(0, changes[2:], snapshot=True, snapshot_end=True))
-    assert view.match_tiers(names) == ({A: 5, B: 5}, {A: 2})
+    assert view.match_tiers(names) == ({A: 5, B: 5}, {A: 2, B: 0})
+    assert view.match_tiers(names[:2]) == ({A: 2, B: 2}, {B: 0}), "all that A has of it is in L1"
+    assert view.match_tiers([]) == ({}, {})
