@@ -392,6 +392,22 @@ async def held_blocks(stub: inference_pb2_grpc.InferenceStub, name: str, count: 
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.parametrize("knows", [True, False])
+async def test_the_first_requests_of_a_restarted_router_go_to_who_holds_them(model_dir: Path, knows: bool) -> None:
+    async with bench(model_dir, ["decode", "decode", "prefill"]) as made:
+        texts = [f"{letter} hello there " * 30 for letter in "abcdefghijklmnop"]
+        encoded = [made.model.tokenizer.encode(text, True) for text in texts]
+        holders = {tuple(tokens): made.workers[number % 3 == 0] for number, tokens in enumerate(encoded)}
+        for tokens in encoded if knows else ():
+            holders[tuple(tokens)].store(block_hashes(prefix_root(BLOCK_SIZE, ""), tokens, BLOCK_SIZE))
+        async with second_router(made, model_dir, view_ready_s=60.0, max_sources=0) as stub:
+            for text in texts:
+                assert [frame async for frame in stub.Generate(text_request(text, max_tokens=2), timeout=LIMIT_S)]
+        placed = [(worker, tuple(call.request.prompt_token_ids)) for worker in made.workers for call in worker.calls]
+        assert len(placed) == len(texts)
+        assert (sum(holders[tokens] is worker for worker, tokens in placed) >= 0.95 * len(texts)) is knows
+
+
 async def test_a_new_life_at_the_same_address_loses_the_old_credit(model_dir: Path) -> None:
     async with bench(model_dir) as made:
         worker = made.workers[0]
