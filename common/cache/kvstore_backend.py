@@ -185,7 +185,7 @@ class KvStoreBackend:
         request = kvstore_pb2.RenewRequest(lease_ids=[part.lease_id])
         asked_s = self._clock()
         try:
-            answer = await self._run(part.address, lambda stub, s: stub.Renew(request, timeout=s), deadline_s)
+            answer = await self._calls.call(part.address, wire.RENEW, request, deadline_s)
         except PandoError:
             return asked_s < part.ends_s
         part.renew_at_s, part.ends_s = asked_s + answer.lease_ttl_s / 2, asked_s + answer.lease_ttl_s

@@ -61,9 +61,7 @@ class StoreLookup:
             keys=wire.pack_keys(keys), client_id=self._client_id, host_id=self._host_id
         )
         asked_s = self._clock()
-        response = await self._calls.run(
-            address, lambda s: self._calls.stub(address).LookupAndLease(request, timeout=s), deadline_s
-        )
+        response = await self._calls.call(address, wire.LOOKUP, request, deadline_s)
         return response, self._part(address, response, asked_s)
 
     def _part(self, address: str, response: kvstore_pb2.LookupAndLeaseResponse, asked_s: float) -> Part | None:

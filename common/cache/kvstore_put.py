@@ -79,9 +79,7 @@ class StorePut:
             num_bytes=sum(block.payload.nbytes for block in blocks),
             host_id=self._host_id,
         )
-        response = await self._calls.run(
-            address, lambda s: self._calls.stub(address).Place(request, timeout=s), min(1.0, deadline_s)
-        )
+        response = await self._calls.call(address, wire.PLACE, request, min(1.0, deadline_s))
         if len(response.present) != len(blocks):
             raise Unavailable("the store's leader answered for another number of keys")
         return [bool(there) for there in response.present], [node.address for node in response.nodes]
@@ -113,11 +111,7 @@ class StorePut:
         )
         for address in addresses[:_NODES_TO_TRY]:
             try:
-                response = await self._calls.run(
-                    address,
-                    lambda s, address=address: self._calls.stub(address).Put(request, timeout=s),  # type: ignore[misc]
-                    ends_s - self._clock(),
-                )
+                response = await self._calls.call(address, wire.PUT, request, ends_s - self._clock())
             except Unavailable:
                 continue
             except PandoError as error:

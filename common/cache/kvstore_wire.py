@@ -17,6 +17,7 @@ from enum import IntEnum
 
 from common.base.errors import InvalidRequest, Leg
 from common.cache.l3 import HEADER_BYTES, BlockKey
+from common.rpc.frames import Method
 from common.transport.base import Endpoint, Extent
 from pando.v1 import kvstore_pb2, types_pb2
 
@@ -28,6 +29,17 @@ OFFERED = struct.Struct("<IQQQQ")
 """segment, offset, length, generation, checksum"""
 INDEX = struct.Struct("<H")
 _PART_BYTES = 4
+
+
+LOOKUP = Method(
+    1, "LookupAndLease", kvstore_pb2.LookupAndLeaseRequest.FromString, kvstore_pb2.LookupAndLeaseResponse.FromString
+)
+RENEW = Method(2, "Renew", kvstore_pb2.RenewRequest.FromString, kvstore_pb2.RenewResponse.FromString)
+RELEASE = Method(3, "Release", kvstore_pb2.ReleaseRequest.FromString, kvstore_pb2.ReleaseResponse.FromString)
+PLACE = Method(4, "Place", kvstore_pb2.PlaceRequest.FromString, kvstore_pb2.PlaceResponse.FromString)
+PUT = Method(5, "Put", kvstore_pb2.PutRequest.FromString, kvstore_pb2.PutResponse.FromString)
+FRAMED = (LOOKUP, RENEW, RELEASE, PLACE, PUT)
+"""Methods that processes serve over framed connections too; a number is never given to another."""
 
 
 class Lookup(IntEnum):
@@ -77,8 +89,9 @@ def prefix_of(namespace: bytes) -> bytes:
 def pack_keys(keys: Sequence[BlockKey]) -> list[kvstore_pb2.KeyRun]:
     """Keys as runs, in order."""
     runs: list[kvstore_pb2.KeyRun] = []
-    if keys and _are_alike(keys):
-        _close_run(runs, (keys[0].namespace, keys[0].part, len(keys[0].prefix_hash)), [key[1] for key in keys])
+    alike = _hashes_if_alike(keys) if keys else None
+    if alike is not None:
+        _close_run(runs, (keys[0].namespace, keys[0].part, len(alike[0])), alike)
         return runs
     kind: tuple[bytes, int, int] | None = None
     hashes: list[bytes] = []
@@ -159,12 +172,13 @@ def unpack_endpoints(messages: Iterable[types_pb2.TransportEndpoint]) -> list[En
     return [Endpoint(one.driver, one.host_id, one.incarnation, one.descriptor) for one in messages]
 
 
-def _are_alike(keys: Sequence[BlockKey]) -> bool:
-    """Whether keys share all but the hash, which is the usual case; quick, for there may be hundreds."""
+def _hashes_if_alike(keys: Sequence[BlockKey]) -> Sequence[bytes] | None:
+    """The hashes of keys that share all else, which is the usual case; quick, for there may be hundreds."""
     namespace, prefix_hash, part = keys[0]
     namespaces, hashes, parts = zip(*keys, strict=True)
     num_keys, lengths = len(keys), list(map(len, hashes))
-    return (namespaces.count(namespace), parts.count(part), lengths.count(len(prefix_hash))) == (num_keys,) * 3
+    alike = namespaces.count(namespace), parts.count(part), lengths.count(len(prefix_hash))
+    return hashes if alike == (num_keys,) * 3 else None
 
 
 def _head(namespace: bytes, part: int) -> bytes:

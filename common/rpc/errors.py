@@ -13,10 +13,12 @@ from contextlib import contextmanager
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import DecodeError
 from google.rpc.status_pb2 import Status
 
 from common.base import errors
 from common.base.errors import Leg, PandoError
+from common.base.logging import get_logger
 from pando.v1 import types_pb2
 
 METADATA_KEY = "pando-error-bin"
@@ -62,6 +64,7 @@ for _cls in _CLASSES:
     _BY_CODE.setdefault(_cls.grpc_code, _cls)
 _BY_CODE["UNAVAILABLE"] = errors.PeerLost  # a bare UNAVAILABLE comes from the channel: nobody answered
 _BY_CODE["ABORTED"] = errors.StepAborted
+_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
 _BARE = {
     "UNAVAILABLE": "the connection was lost, or could not be made",
     "DEADLINE_EXCEEDED": "the request's time is up",
@@ -93,6 +96,16 @@ def cancelled_elsewhere() -> bool:
     return task is not None and not task.cancelling()
 
 
+def at_the_edge(error: Exception) -> PandoError:
+    """What a handler's exception leaves as: anything that is no PandoError is a bug, logged here and INTERNAL there."""
+    if isinstance(error, PandoError):
+        return error
+    if isinstance(error, DecodeError):
+        return errors.InvalidRequest("a message cannot be parsed", reason="bad_message")
+    get_logger().error("unhandled error in an RPC handler", exc_info=error)
+    return errors.Internal(f"internal error: {type(error).__name__}")
+
+
 def status_of(error: PandoError) -> grpc.StatusCode:
     """The gRPC code of an error."""
     code: grpc.StatusCode = getattr(grpc.StatusCode, error.grpc_code)
@@ -100,13 +113,13 @@ def status_of(error: PandoError) -> grpc.StatusCode:
 
 
 def detail_of(error: PandoError) -> types_pb2.ErrorDetail:
-    """The error as it travels. The class travels as `grpc code + reason`."""
+    """The error as it travels; text, which may be the caller's, is cut. The class travels as `grpc code + reason`."""
     return types_pb2.ErrorDetail(
-        reason=error.reason,
+        reason=_cut(error.reason, _WORD_BYTES),
         leg=_LEG_TO_PB[error.leg],
-        request_id=error.request_id,
-        message=error.message,
-        param=error.param,
+        request_id=_cut(error.request_id, _WORD_BYTES),
+        message=_cut(error.message, _MESSAGE_BYTES),
+        param=_cut(error.param, _WORD_BYTES),
         retry_after_s=error.retry_after_s,
     )
 
@@ -117,12 +130,9 @@ def status_text(error: PandoError) -> str:
 
 
 def trailing_metadata(error: PandoError) -> tuple[tuple[str, bytes], ...]:
-    """Trailing metadata for a failed RPC. Peers take 8 KiB of it, and with more the status is lost as well: so text,
-    which may be the caller's, is cut, and the standard form has the message once."""
+    """Trailing metadata for a failed RPC. Peers take 8 KiB of it, and with more the status is lost as well: so the
+    standard form has the message once."""
     detail = detail_of(error)
-    detail.message = _cut(error.message, _MESSAGE_BYTES)
-    for name in ("reason", "request_id", "param"):
-        setattr(detail, name, _cut(getattr(detail, name), _WORD_BYTES))
     ours = (METADATA_KEY, detail.SerializeToString())
     detail.message = ""
     packed = AnyMessage()
@@ -144,6 +154,11 @@ def from_detail(code: str, detail: types_pb2.ErrorDetail) -> PandoError:
         param=detail.param,
         retry_after_s=detail.retry_after_s,
     )
+
+
+def from_code(code: int, detail: types_pb2.ErrorDetail) -> PandoError:
+    """As `from_detail`, from the number of a gRPC code."""
+    return from_detail(_NAMES.get(code, "UNKNOWN"), detail)
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError, leg: Leg, address: str = "") -> PandoError:

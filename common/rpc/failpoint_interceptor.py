@@ -51,6 +51,10 @@ class FailpointInterceptor(grpc.aio.ServerInterceptor):
         name = self._names.get(handler_call_details.method)
         return handler if handler is None or name is None else self._wrap(handler, name)
 
+    def unary(self, method: str, handler: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+        """A handler of `/service/Method`, served in another way, behind the same failpoint."""
+        return self._unary(handler, self._names[method])
+
     def _register(self, service: str) -> None:
         for method in descriptor_pool.Default().FindServiceByName(service).methods:
             name = f"rpc.{service.rpartition('.')[2]}.{method.name}"

@@ -6,24 +6,24 @@ logged with its traceback once and leaves as INTERNAL.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from common.base.config import TimeoutsConfig
-from common.base.errors import Internal, InvalidRequest, PandoError
 from common.base.failpoints import DISABLED, Failpoints
-from common.base.logging import get_logger
 from common.rpc.channel import keepalive_options
-from common.rpc.errors import status_of, status_text, trailing_metadata
+from common.rpc.errors import at_the_edge, status_of, status_text, trailing_metadata
 from common.rpc.failpoint_interceptor import FailpointInterceptor, Handler
+from common.rpc.framed_server import FramedServer, Served
+from common.rpc.frames import Method
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -37,10 +37,12 @@ class RpcServer:
 
     def __init__(self, timeouts: TimeoutsConfig, services: Sequence[str], failpoints: Failpoints = DISABLED) -> None:
         interceptors: list[grpc.aio.ServerInterceptor] = [_ErrorEdge()]
-        if failpoints.enabled:
-            interceptors.append(FailpointInterceptor(failpoints, services))
+        self._failing = FailpointInterceptor(failpoints, services) if failpoints.enabled else None
+        if self._failing is not None:
+            interceptors.append(self._failing)
         options = [*keepalive_options(timeouts), ("grpc.so_reuseport", 0)]
         self.grpc = grpc.aio.server(options=options, interceptors=interceptors)
+        self._framed: FramedServer | None = None
         self._services = ("", *services)
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
@@ -60,6 +62,23 @@ class RpcServer:
         except (OSError, RuntimeError) as error:
             raise OSError(f"cannot listen on {host}:{port}: is the port taken?") from error
 
+    async def listen_framed(
+        self, host: str, incarnation: int, servicer: object, service: str, methods: Sequence[Method[Any, Any]]
+    ) -> int:
+        """Serve methods of a service over framed connections too, at once; returns the port.
+
+        Raises:
+            OSError: the address is not ours.
+        """
+        served = []
+        for method in methods:
+            handler = getattr(servicer, method.name)
+            if self._failing is not None:
+                handler = self._failing.unary(f"/{service}/{method.name}", handler)
+            served.append(Served(method, handler))
+        self._framed = FramedServer(incarnation, served)
+        return await self._framed.listen(host)
+
     async def start(self) -> None:
         """Serve; all services have been added and a port is bound. Health says NOT_SERVING until told otherwise."""
         await self.set_serving(False)
@@ -74,7 +93,10 @@ class RpcServer:
     async def stop(self, grace_s: float) -> None:
         """Take no new calls, let running ones end within the grace time, then cut them."""
         await self.set_serving(False)
-        await self.grpc.stop(grace_s)
+        stopping = [self.grpc.stop(grace_s)]
+        if self._framed is not None:
+            stopping.append(self._framed.stop(grace_s))
+        await asyncio.gather(*stopping)
 
 
 class _ErrorEdge(grpc.aio.ServerInterceptor):
@@ -131,15 +153,18 @@ def _stream(method: Callable[[Any, Context], AsyncGenerator[Any, None]]) -> Call
 async def _abort(context: Context, error: Exception) -> None:
     if isinstance(error, grpc.aio.AbortError):
         raise error
-    if isinstance(error, DecodeError):  # met while a handler reads a stream
-        error = InvalidRequest("a message of the stream cannot be parsed", reason="bad_message")
-    if not isinstance(error, PandoError):
-        get_logger().error("unhandled error in an RPC handler", exc_info=error)
-        error = Internal(f"internal error: {type(error).__name__}")
-    await context.abort(status_of(error), status_text(error), trailing_metadata(error))
+    failure = at_the_edge(error)
+    await context.abort(status_of(failure), status_text(failure), trailing_metadata(failure))
 
 
-def remaining_s(context: Context, default_s: float) -> float:
+class Timed(Protocol):
+    """What handlers of small calls need of a context."""
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the call's deadline; None when there is none."""
+
+
+def remaining_s(context: Timed, default_s: float) -> float:
     """Seconds until the call's deadline; `default_s` when the caller set none."""
     remaining = context.time_remaining()
     return default_s if remaining is None else max(0.0, remaining)

@@ -249,7 +249,7 @@ class GetStoreStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStoreStatsResponse(_message.Message):
-    __slots__ = ("node_id", "incarnation", "roles", "host_id", "term", "leader_id", "num_objects", "num_bytes", "capacity_bytes", "memory_bytes", "memory_capacity_bytes", "disk_bytes", "disk_capacity_bytes", "disk_objects", "unwritten_bytes", "staged_bytes", "num_leases", "transports", "directory_nodes", "directory_objects", "leading", "complete")
+    __slots__ = ("node_id", "incarnation", "roles", "host_id", "term", "leader_id", "num_objects", "num_bytes", "capacity_bytes", "memory_bytes", "memory_capacity_bytes", "disk_bytes", "disk_capacity_bytes", "disk_objects", "unwritten_bytes", "staged_bytes", "num_leases", "transports", "directory_nodes", "directory_objects", "leading", "complete", "framed_port")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLES_FIELD_NUMBER: _ClassVar[int]
@@ -272,6 +272,7 @@ class GetStoreStatsResponse(_message.Message):
     DIRECTORY_OBJECTS_FIELD_NUMBER: _ClassVar[int]
     LEADING_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    FRAMED_PORT_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     incarnation: int
     roles: _containers.RepeatedScalarFieldContainer[str]
@@ -294,7 +295,8 @@ class GetStoreStatsResponse(_message.Message):
     directory_objects: int
     leading: bool
     complete: bool
-    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., roles: _Optional[_Iterable[str]] = ..., host_id: _Optional[str] = ..., term: _Optional[int] = ..., leader_id: _Optional[str] = ..., num_objects: _Optional[int] = ..., num_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_capacity_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., disk_capacity_bytes: _Optional[int] = ..., disk_objects: _Optional[int] = ..., unwritten_bytes: _Optional[int] = ..., staged_bytes: _Optional[int] = ..., num_leases: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., directory_nodes: _Optional[int] = ..., directory_objects: _Optional[int] = ..., leading: bool = ..., complete: bool = ...) -> None: ...
+    framed_port: int
+    def __init__(self, node_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., roles: _Optional[_Iterable[str]] = ..., host_id: _Optional[str] = ..., term: _Optional[int] = ..., leader_id: _Optional[str] = ..., num_objects: _Optional[int] = ..., num_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_capacity_bytes: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., disk_capacity_bytes: _Optional[int] = ..., disk_objects: _Optional[int] = ..., unwritten_bytes: _Optional[int] = ..., staged_bytes: _Optional[int] = ..., num_leases: _Optional[int] = ..., transports: _Optional[_Iterable[str]] = ..., directory_nodes: _Optional[int] = ..., directory_objects: _Optional[int] = ..., leading: bool = ..., complete: bool = ..., framed_port: _Optional[int] = ...) -> None: ...
 
 class WatchInventoryRequest(_message.Message):
     __slots__ = ("term", "leader_id", "leader_address")

@@ -18,6 +18,7 @@ from common.base.comma_list import split_list
 from common.base.ids import new_incarnation
 from common.base.logging import Logger
 from common.base.metrics import new_registry
+from common.cache import kvstore_wire as wire
 from common.cache.kvstore_view import LEADER
 from common.cache.l3 import BlockKey
 from common.rpc.registry import WorkerRecord
@@ -28,7 +29,7 @@ from services.kvstore.build import Identity, Tools, make_master, make_node
 from services.kvstore.config import KvStoreSettings
 from services.kvstore.master import Master
 from services.kvstore.metrics import NodeMetrics, StatsCollector
-from services.kvstore.service import Here, KvStoreServicer, NodeParts
+from services.kvstore.service import SERVICE_NAME, Here, KvStoreServicer, NodeParts
 
 
 class StoreProcess:
@@ -79,6 +80,7 @@ class StoreProcess:
         self.master: Master | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.failed = False
+        self._framed_port = 0
         StatsCollector(self.gauges, self.registry)
 
     async def start(self, server: RpcServer, address: str) -> None:
@@ -99,6 +101,9 @@ class StoreProcess:
             self._spawn(self.master.run())
         servicer = KvStoreServicer(here, self.parts, self.master, self.stats)
         kvstore_pb2_grpc.add_KvStoreServiceServicer_to_server(servicer, server.grpc)
+        self._framed_port = await server.listen_framed(
+            self.config.host, self.incarnation, servicer, SERVICE_NAME, wire.FRAMED
+        )
 
     async def flush(self) -> None:
         """Wait until everything is on disk, as long as a drain may take."""
@@ -149,6 +154,7 @@ class StoreProcess:
             roles=self.roles,
             host_id=self.host_id,
             transports=self.transports.names,
+            framed_port=self._framed_port,
         )
         if self.parts is not None:
             holdings = self.parts.holdings

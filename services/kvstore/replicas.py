@@ -85,5 +85,5 @@ class Copier:
             incarnation=part.incarnation,
             endpoints=wire.pack_endpoints(part.endpoints),
         )
-        answer = await self._calls.run(target, lambda s: self._calls.stub(target).Put(request, timeout=s), _CALL_S)
+        answer = await self._calls.call(target, wire.PUT, request, _CALL_S)
         return sum(code in (Put.STORED, Put.PRESENT) for code in answer.states)

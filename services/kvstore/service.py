@@ -15,7 +15,7 @@ from common.base.errors import InvalidRequest, Leg, Unsupported
 from common.cache import kvstore_wire as wire
 from common.cache.kvstore_placement import Candidate
 from common.cache.kvstore_wire import Lookup, Put
-from common.rpc.server import Context, remaining_s
+from common.rpc.server import Context, Timed, remaining_s
 from common.transport.base import Endpoint
 from pando.v1 import kvstore_pb2, kvstore_pb2_grpc
 from services.kvstore.catalog import LIST_PAGE, Catalog
@@ -95,7 +95,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
         self._endpoints = wire.pack_endpoints(here.endpoints)
 
     async def LookupAndLease(
-        self, request: kvstore_pb2.LookupAndLeaseRequest, context: Context
+        self, request: kvstore_pb2.LookupAndLeaseRequest, context: Timed
     ) -> kvstore_pb2.LookupAndLeaseResponse:
         names = wire.unpack_names(request.keys)
         response = kvstore_pb2.LookupAndLeaseResponse()
@@ -111,28 +111,28 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
         response.states = bytes(states)
         return response
 
-    async def Renew(self, request: kvstore_pb2.RenewRequest, context: Context) -> kvstore_pb2.RenewResponse:
+    async def Renew(self, request: kvstore_pb2.RenewRequest, context: Timed) -> kvstore_pb2.RenewResponse:
         holdings = self._node().holdings
         _check_lease_ids(request.lease_ids)
         ttl_s, now_s = holdings.leases.ttl_s(request.lease_ttl_s), holdings.clock()
         alive = bytes(holdings.leases.renew(lease_id, now_s, ttl_s) for lease_id in request.lease_ids)
         return kvstore_pb2.RenewResponse(alive=alive, lease_ttl_s=ttl_s)
 
-    async def Release(self, request: kvstore_pb2.ReleaseRequest, context: Context) -> kvstore_pb2.ReleaseResponse:
+    async def Release(self, request: kvstore_pb2.ReleaseRequest, context: Timed) -> kvstore_pb2.ReleaseResponse:
         holdings = self._node().holdings
         _check_lease_ids(request.lease_ids)
         holdings.leases.release(request.lease_ids)
         holdings.settle()
         return kvstore_pb2.ReleaseResponse()
 
-    async def Place(self, request: kvstore_pb2.PlaceRequest, context: Context) -> kvstore_pb2.PlaceResponse:
+    async def Place(self, request: kvstore_pb2.PlaceRequest, context: Timed) -> kvstore_pb2.PlaceResponse:
         if self._leader is None or not self._leader.leading:
             raise Unsupported(f"{self._here.node_id} does not lead", reason="not_leader", leg=Leg.STORE)
         names = wire.unpack_names(request.keys)
         present, nodes = self._leader.place(names, request.num_bytes, request.host_id)
         return kvstore_pb2.PlaceResponse(present=bytes(present), nodes=[node_to_pb(node) for node in nodes])
 
-    async def Put(self, request: kvstore_pb2.PutRequest, context: Context) -> kvstore_pb2.PutResponse:
+    async def Put(self, request: kvstore_pb2.PutRequest, context: Timed) -> kvstore_pb2.PutResponse:
         names = wire.unpack_names(request.keys)
         offer = Offer(
             names,
