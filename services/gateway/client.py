@@ -188,21 +188,22 @@ class RouterClient:
             try:
                 return await call(self._rpcs[address])
             except Unavailable as error:
-                self._mark_down(address)
+                self._mark_down(address, error)
                 tried.add(address)
                 last = error
         assert last is not None, "a gateway without a router"
         raise last
 
     def _note_failure(self, address: str, course: Course, error: PandoError) -> None:
-        self._mark_down(address)
+        self._mark_down(address, error)
         self.on_move(course.begun)
         get_logger().warning(
             "a router failed a call", router=address, reason=error.reason, error=error.message, begun=course.begun
         )
 
-    def _mark_down(self, address: str) -> None:
+    def _mark_down(self, address: str, error: PandoError) -> None:
         if self._routers.failed(address):
+            get_logger().warning("a router does not serve", router=address, reason=error.reason, error=error.message)
             self._probes.spawn(self._probe(address))
 
     async def _probe(self, address: str) -> None:
@@ -213,6 +214,7 @@ class RouterClient:
                 await self._rpcs[address].check_ready()
             except NotReady:
                 continue
+            get_logger().info("a router serves again", router=address)
             self._routers.serves(address)
             self._served.set()
             return

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import structlog
 
 from common.base.config import TimeoutsConfig
 from common.base.errors import Draining, InvalidRequest, Leg, NotReady, Overloaded, PandoError, PeerLost
@@ -214,3 +215,21 @@ async def test_calls_that_do_not_stream_find_the_router_that_serves() -> None:
             await made.client.get_model()
         with pytest.raises(NotReady, match=r"127\.0\.0\.1:\d+.*127\.0\.0\.1:\d+"):
             await made.client.check_ready()
+
+
+async def test_a_router_that_goes_and_comes_back_is_named_once_each() -> None:
+    async with pair(count=1) as made:
+        await made.client.get_model()
+        await made.routers[0].kill()
+        with structlog.testing.capture_logs() as lines:
+            for _ in range(3):
+                with pytest.raises(PeerLost):
+                    await made.client.get_model()
+            await made.routers[0].start()
+            async with asyncio.timeout(LIMIT_S):
+                while not any(line["event"] == "a router serves again" for line in lines):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        told = [(line["event"], line.get("router")) for line in lines]
+        address = f"127.0.0.1:{made.routers[0].port}"
+        assert told == [("a router does not serve", address), ("a router serves again", address)]
+        assert (await made.client.get_model()).name == MODEL
