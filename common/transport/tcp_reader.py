@@ -14,7 +14,8 @@ from common.base.errors import Leg, PandoError, PeerLost
 from common.transport import wire
 from common.transport.address import Address
 from common.transport.base import Read
-from common.transport.tcp_stream import STATUS, receive_exactly, receive_hashed, receive_statuses
+from common.transport.copying import Copying
+from common.transport.tcp_stream import STATUS, receive_exactly, receive_statuses
 
 _CONNECT_TIMEOUT_S = 2.0
 _MAX_IDLE = 64
@@ -68,8 +69,11 @@ class ConnectionPool:
 class ReadJob:
     """One batch of extents over one connection."""
 
-    def __init__(self, pool: ConnectionPool, address: Address, request: bytes, reads: Sequence[Read]) -> None:
+    def __init__(
+        self, pool: ConnectionPool, copying: Copying, address: Address, request: bytes, reads: Sequence[Read]
+    ) -> None:
         self._pool = pool
+        self._copying = copying
         self._address = address
         self._request = request
         self._reads = reads
@@ -144,7 +148,7 @@ class ReadJob:
         connection, before = self._connection, STATUS.unpack(first_status)[0]
         for place, read in enumerate(self._reads, start=1):
             wire.raise_for(before)
-            found = receive_hashed(connection, read.target.cast("B"))
+            found = self._copying.receive(connection, read.target.cast("B"))
             after, *following = receive_statuses(connection, 1 if place == len(self._reads) else 2)
             wire.raise_for(after)
             wire.check_sum(read.source, found)

@@ -141,8 +141,9 @@ class TcpServer:
     def _send(self, connection: socket.socket, head: bytes, lent: Lent) -> None:
         """Head and payload. Raises LeaseLost if the extent was reused while it was being sent."""
         data = lent.data
-        for start in range(0, lent.length, CHUNK_BYTES):
-            send_both(connection, head, data[start : start + CHUNK_BYTES])
+        step = lent.length if self._between_chunks is None else CHUNK_BYTES
+        for start in range(0, lent.length, step):
+            send_both(connection, head, data[start : start + step])
             head = b""
             if self._between_chunks is not None:
                 self._between_chunks()

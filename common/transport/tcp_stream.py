@@ -5,8 +5,6 @@ from __future__ import annotations
 import socket
 import struct
 
-from common.transport.checksum import CHUNK_BYTES, Running
-
 STATUS = struct.Struct("<I")
 """One `wire.Status`, as sent before and after each payload."""
 
@@ -52,13 +50,3 @@ def send_both(connection: socket.socket, head: bytes, chunk: memoryview) -> None
         connection.sendall(head[sent:], socket.MSG_MORE)
     if sent < len(head) + len(chunk):
         connection.sendall(chunk[max(0, sent - len(head)) :], socket.MSG_MORE)
-
-
-def receive_hashed(connection: socket.socket, target: memoryview) -> int:
-    """As `receive_into`; returns the checksum, taken of each chunk while it is in the cache."""
-    found = Running()
-    for start in range(0, len(target), CHUNK_BYTES):
-        chunk = target[start : start + CHUNK_BYTES]
-        receive_into(connection, chunk)
-        found.add(chunk)
-    return found.value

@@ -24,7 +24,8 @@ Finding = tuple[str, str]
 _ISA = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "neon", "asimd")
 _PACKAGES = ("pando", "grpcio", "tokenizers", "starlette", "redis")
 _TIMEOUT_S = 60
-_KERNEL_PROBE = "from common.engine.build import library_path as p; print(p() if p().exists() else '')"
+_KERNEL_PROBE = "from common.engine.build import KERNELS as k; print(k.path() if k.path().exists() else '')"
+_COPYING_PROBE = "from common.transport.build import COPYING as c; print(c.path() if c.path().exists() else '')"
 _TRANSPORT_PROBE = """
 import asyncio
 from common.transport.base import DRIVER_NAMES
@@ -56,6 +57,7 @@ def findings(model_path: Path) -> Iterator[Finding]:
     yield (OK, f"compiler {compiler}") if compiler else (WARN, "no C++ compiler: install g++, then make setup")
     yield _asked("torch", "import torch; print(torch.__version__)", "make setup installs it")
     yield _asked("C++ kernels", _KERNEL_PROBE, "python -m common.engine.build (else torch_ref serves, slowly)", WARN)
+    yield _asked("C++ copying", _COPYING_PROBE, "python -m common.transport.build (else it takes twice the time)", WARN)
     yield _asked("transports", _TRANSPORT_PROBE, "at least tcp should run everywhere")
     yield _model(model_path)
     yield _port(30000, "--port")

@@ -11,7 +11,7 @@ from ctypes import c_float, c_int, c_int64, c_void_p
 from enum import IntEnum
 from pathlib import Path
 
-from common.engine.build import library_path
+from common.engine.build import KERNELS
 
 
 class WeightFormat(IntEnum):
@@ -84,7 +84,7 @@ class KernelLibrary:
 
 def load_library() -> KernelLibrary | None:
     """Return the kernels of this source and machine, or None when `python -m common.engine.build` has not run."""
-    path = library_path()
+    path = KERNELS.path()
     return KernelLibrary(path) if path.exists() else None
 
 
