@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from common.base.errors import InvalidRequest, PermissionDenied
+from common.rpc.server import Context
 
 AUTHORIZATION = "authorization"
 MAX_TOKEN_BYTES = 4096
@@ -23,6 +24,11 @@ class OperatorGuard:
     def __init__(self, token: str = "") -> None:
         self._token = token.encode()
 
+    def check_call(self, context: Context) -> None:
+        """Raise PermissionDenied unless the caller may administer."""
+        metadata = dict(context.invocation_metadata() or ())
+        self.check(context.peer(), str(metadata.get(AUTHORIZATION, "")))
+
     def check(self, peer: str, authorization: str) -> None:
         """Raise PermissionDenied unless the caller may administer.
 
@@ -33,10 +39,10 @@ class OperatorGuard:
         if self._token:
             scheme, _, token = authorization.partition(" ")
             if scheme.lower() != "bearer" or not hmac.compare_digest(token.strip().encode(), self._token):
-                raise PermissionDenied("the admin service wants the operator token", reason="bad_operator_token")
+                raise PermissionDenied("operators' calls want the operator token", reason="bad_operator_token")
         elif not is_local(peer):
             raise PermissionDenied(
-                "without an operator token the admin service answers loopback only", reason="not_local"
+                "without an operator token operators' calls are answered on loopback only", reason="not_local"
             )
 
 

@@ -19,7 +19,7 @@ from common.base.logging import get_logger
 from common.base.roles import DECODE, PREFILL
 from common.cache.config import PrefetchConfig, PrefetchPolicy, TierPolicies, WritePolicy
 from common.kv.eviction import EvictionPolicy
-from common.rpc.operator import AUTHORIZATION, OperatorGuard
+from common.rpc.operator import OperatorGuard
 from common.rpc.server import Context
 from common.worker.admin import StorageRequest, TierControl, TierInfo, TierName
 from common.worker.roles import WorkerRoles
@@ -148,8 +148,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return admin_pb2.DisarmFailpointResponse(num_disarmed=num_disarmed, armed=self._armed())
 
     def _check(self, context: Context) -> None:
-        metadata = dict(context.invocation_metadata() or ())
-        self._guard.check(context.peer(), str(metadata.get(AUTHORIZATION, "")))
+        self._guard.check_call(context)
 
     def _enabled_failpoints(self, context: Context) -> Failpoints:
         self._check(context)

@@ -7,8 +7,10 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from common.base.errors import InvalidRequest
+from common.base.logging import get_logger
 from common.kv.events import BlockEvent, EventKind
 from common.rpc.convert import split_hashes
+from common.rpc.operator import OperatorGuard
 from common.rpc.server import Context
 from common.sched.config import Policy, SchedulerConfig, step_budget
 from common.transport.base import Extent
@@ -34,10 +36,11 @@ def sources_from_pb(sources: Sequence[worker_pb2.BlockSource]) -> list[Source]:
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     """`pando.v1.WorkerService`."""
 
-    def __init__(self, state: WorkerState, core: WorkerCore, lender: Lender) -> None:
+    def __init__(self, state: WorkerState, core: WorkerCore, lender: Lender, guard: OperatorGuard) -> None:
         self._state = state
         self._core = core
         self._lender = lender
+        self._guard = guard
 
     async def GetInfo(self, request: worker_pb2.GetInfoRequest, context: Context) -> worker_pb2.GetInfoResponse:
         """See the proto."""
@@ -129,9 +132,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     async def Configure(self, request: worker_pb2.ConfigureRequest, context: Context) -> worker_pb2.ConfigureResponse:
         """See the proto."""
+        self._guard.check_call(context)
         config = _changed(self._core.scheduler.config, request)
         self._core.scheduler.configure(config)
         self._core.wake()
+        changes = {field.name: value for field, value in request.ListFields()}
+        get_logger().info("scheduling was changed", peer=context.peer(), **changes)
         return worker_pb2.ConfigureResponse(
             schedule_policy=config.policy,
             chunked_prefill_size=config.chunked_prefill_size,
@@ -143,8 +149,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.FlushCacheRequest, context: Context
     ) -> worker_pb2.FlushCacheResponse:
         """See the proto."""
+        self._guard.check_call(context)
         dropped = sum(tier.cache.flush() for tier in self._core.tiers.tiers)
         self._core.publish()
+        get_logger().info("the cache was flushed", peer=context.peer(), blocks=dropped)
         return worker_pb2.FlushCacheResponse(num_blocks_dropped=dropped)
 
 

@@ -190,8 +190,8 @@ class Worker:
             failpoints=self.failpoints,
         )
         peers = PeerPrefixes(self.channels, reader, engine.identity, self.timeouts, self.worker_id)
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(state, core, lender), server.grpc)
         guard = OperatorGuard(read_token(self.config.admin_token_file) if self.config.admin_token_file else "")
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(state, core, lender, guard), server.grpc)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(
             AdminServicer(self.worker_id, self.tiers, self.failpoints, guard, self.roles), server.grpc
         )

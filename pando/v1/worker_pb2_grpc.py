@@ -272,13 +272,14 @@ class WorkerServiceServicer(object):
 
     def Configure(self, request, context):
         """Changes scheduling at run time; validated first, no side effect when refused (INVALID_ARGUMENT).
+        For operators, as AdminService: PERMISSION_DENIED without the token, or off loopback where there is none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FlushCache(self, request, context):
-        """Drops all cached blocks of L1 and L2 that nobody holds. Idempotent.
+        """Drops all cached blocks of L1 and L2 that nobody holds. Idempotent. For operators, as Configure.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
