@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from common.transport import wire
 
 _ADDRESS = struct.Struct(f"<B{wire.TOKEN_BYTES}sH")  # version, token, port; the address as text follows
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(slots=True, frozen=True)

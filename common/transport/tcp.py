@@ -4,7 +4,7 @@ A reader thread writes one request and receives every payload straight into its 
 an owner thread per connection checks the request and sends from the region's memory::
 
     reader -> owner   request head, wants                 (wire.py)
-    owner -> reader   per want: status u32, then if OK: payload, status u32 (generation checked after sending)
+    owner -> reader   per want: status, then if OK: payload, status (generation checked after sending)
 
 The owner stops at the first status that is not OK; the reader then drops the connection. Connections are pooled per
 peer, so that a read costs one round trip; a connection is reused only after a read that went well.

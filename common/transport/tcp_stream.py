@@ -5,8 +5,12 @@ from __future__ import annotations
 import socket
 import struct
 
-STATUS = struct.Struct("<I")
-"""One `wire.Status`, as sent before and after each payload."""
+STATUS = struct.Struct("<I60x")
+"""One `wire.Status`, as sent before and after each payload.
+
+A cache line, so that payloads keep their alignment: where one begins a few bytes further into a page than it lies in
+memory, some CPUs copy it into the socket at half the speed.
+"""
 
 
 def receive_exactly(connection: socket.socket, num_bytes: int) -> bytes:
