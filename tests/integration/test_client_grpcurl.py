@@ -103,8 +103,8 @@ async def test_errors_show_their_typed_detail(model_dir: Path) -> None:
 async def test_a_deadline_is_kept(model_dir: Path) -> None:
     async with bench(model_dir, step_s=0.1) as made:
         body = json.dumps({"text": "hi", "sampling": {"maxTokens": 400, "temperature": 0}})
-        flags = ("-d", body, "-max-time", "1")
+        flags = ("-d", body, "-max-time", "3")
         done = await grpcurl(made.router.address, "pando.v1.Inference/Generate", flags=flags)
         assert done.status != 0 and "DeadlineExceeded" in done.err
-        assert made.workers[0].deadlines_s[0] <= 1.0
+        assert made.workers[0].deadlines_s[0] <= 3.0
         await eventually(lambda: made.workers[0].num_running == 0, "the worker goes on for nobody")

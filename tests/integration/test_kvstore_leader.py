@@ -25,6 +25,8 @@ from tests.support.l3_contract import BareStore, block_of, fetch, key_of
 
 HIT, MISS = State.HIT, State.MISS
 KEYS = [key_of(number) for number in range(24)]
+LOCK_S = 8.0
+"""Long enough for a leader to keep its lock on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,7 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
 
 
 async def start(stack: AsyncExitStack, url: str, node_id: str, **fields: object) -> StoreRig:
-    return await stack.enter_async_context(running_store(node_id, registry_url=url, **fields))
+    return await stack.enter_async_context(running_store(node_id, registry_url=url, lock_ttl_s=LOCK_S, **fields))
 
 
 async def client_of(stack: AsyncExitStack, url: str, num_processes: int) -> KvStoreBackend:
@@ -63,7 +65,7 @@ async def client_of(stack: AsyncExitStack, url: str, num_processes: int) -> KvSt
     return backend
 
 
-async def until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
     async with asyncio.timeout(limit_s):
         while not condition():  # noqa: ASYNC110 - other tasks have no event for a test
             await asyncio.sleep(0.02)
@@ -88,11 +90,14 @@ async def until_led(*rigs: StoreRig) -> StoreRig:
 
 async def test_one_leads_and_a_client_finds_what_all_nodes_have(stack: AsyncExitStack, url: str) -> None:
     rigs = [await start(stack, url, f"n{number}") for number in range(3)]
-    await until_led(*rigs)
+    leader = await until_led(*rigs)
     for number, rig in enumerate(rigs):  # each node gets a third, behind the leader's back
         direct = BareStore(await rig.client())
         await direct.put([block_of(key) for key in KEYS[number * 8 : number * 8 + 8]])
         await direct.close()
+    master = leader.process.master
+    assert master is not None
+    await until(lambda: len(master.directory) == 24)
     store = BareStore(await client_of(stack, url, 3))
     assert await fetch(store, [*KEYS, key_of(99)]) == [HIT] * 24 + [MISS]
     assert (await store.stats()).objects == 24
@@ -131,13 +136,13 @@ async def test_without_a_leader_all_nodes_are_asked(stack: AsyncExitStack, url: 
 
 async def test_a_leader_that_leaves_is_followed_by_another_of_a_higher_term(stack: AsyncExitStack, url: str) -> None:
     second: StoreRig
-    async with running_store("a", registry_url=url) as first:
+    async with running_store("a", registry_url=url, lock_ttl_s=LOCK_S) as first:
         await until_led(first)
         second = await start(stack, url, "b")
         assert await until_led(first, second) is first
         assert first.process.master is not None
         term = first.process.master.term
-    await until(lambda: leaders(second) == [second], 5)
+    await until(lambda: leaders(second) == [second])
     assert second.process.master is not None and second.process.master.term == term + 1
 
 
@@ -152,7 +157,7 @@ async def test_a_wiped_registry_lets_no_old_leader_rule(stack: AsyncExitStack, u
     with redis.Redis.from_url(url) as client:
         client.flushall()
         client.set("pando:kvstore-test:lock:kvstore-leader", f"{other.process.node_id}/{other.process.incarnation}")
-    await until(lambda: new.complete and new.directory.num_nodes == 2, 5)
+    await until(lambda: new.complete and new.directory.num_nodes == 2)
     assert new.term > term and not old.leading
     stub_call = watch(leader.address, term)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -165,7 +170,7 @@ async def watch(address: str, term: int) -> None:
     """Follow a node as a leader of an old term would."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub = kvstore_pb2_grpc.KvStoreServiceStub(channel)
-        call = stub.WatchInventory(kvstore_pb2.WatchInventoryRequest(term=term, leader_id="old"), timeout=5)
+        call = stub.WatchInventory(kvstore_pb2.WatchInventoryRequest(term=term, leader_id="old"), timeout=60)
         async for _ in call:
             return
 
@@ -181,8 +186,9 @@ async def test_hot_objects_get_a_second_copy_and_no_third(stack: AsyncExitStack,
     for _ in range(4):
         assert await fetch(store, KEYS[:2]) == [HIT, HIT]
     assert len(master.directory) == 4, "not yet"
-    for _ in range(3):
-        await fetch(store, KEYS[:2])
+    async with asyncio.timeout(60):
+        while len(master.directory) == 4:  # lookups count within a window of time: on a busy machine another may begin
+            await fetch(store, KEYS[:2])
     await until(lambda: len(master.directory) == 6)
     for _ in range(12):
         assert await fetch(store, KEYS[:2]) == [HIT, HIT]

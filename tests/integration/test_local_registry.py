@@ -26,7 +26,7 @@ def server(tmp_path: Path) -> Iterator[tuple[int, int]]:
     eventually(lambda: answers_ping(f"127.0.0.1:{port}"), "a PING's answer")
     yield port, process.pid
     process.terminate()
-    assert process.wait(10) == 0
+    assert process.wait(60) == 0
 
 
 def test_it_listens_on_loopback_only(server: tuple[int, int]):
@@ -38,13 +38,13 @@ def test_it_listens_on_loopback_only(server: tuple[int, int]):
 def test_a_worker_registers_and_is_found(server: tuple[int, int]):
     url = f"redis://127.0.0.1:{server[0]}/0"
     record = WorkerRecord("decode-0", 7, "127.0.0.1:1", roles=["decode"])
-    heartbeat = Heartbeat(url, "test", lambda: record, interval_s=0.05, ttl_s=2.0)
+    heartbeat = Heartbeat(url, "test", lambda: record, interval_s=0.05, ttl_s=60.0)
     heartbeat.start()
 
     async def find() -> list[WorkerRecord]:
         reader = RegistryReader(url, "test", 1.0)
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while not (found := await reader.list_workers()):  # noqa: ASYNC110 - another process
                     await asyncio.sleep(0.01)
             return found

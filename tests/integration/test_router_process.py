@@ -29,7 +29,7 @@ from tests.support.fake_worker import FakeWorker
 from tests.support.router_bench import text_request, write_model
 
 NO_REGISTRY = "redis://127.0.0.1:1/0"
-EXIT_S = 30
+EXIT_S = 120
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def process(model_dir: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as router:
         try:
             assert router.stderr is not None
-            yield router, json.loads(router.stderr.readline())
+            yield router, json.loads(next(line for line in router.stderr if '"event": "ready"' in line))
         finally:
             router.kill()
 
@@ -100,7 +100,7 @@ async def test_workers_are_found_in_a_registry_and_kept_without_it(
 ) -> None:
     url, server = registry
     worker = await FakeWorker("both", ["decode", "prefill"], Tokenizer.load(model_dir)).start()
-    heartbeat = Heartbeat(url, "pando", lambda: worker.record, interval_s=0.05, ttl_s=1.0)
+    heartbeat = Heartbeat(url, "pando", lambda: worker.record, interval_s=0.05, ttl_s=60.0)
     heartbeat.start()
     try:
         with process(model_dir, "--registry.url", url, "--router.poll-s", "0.05") as (_, facts):

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from common.base.clock import Clock, monotonic
 from common.base.config import RegistryConfig
 from common.base.logging import get_logger
 from common.cache.kvstore_backend import KvStoreBackend, KvStoreConfig
@@ -47,9 +48,11 @@ async def open_registered(url: str, drivers: tuple[str, ...] = DRIVERS, cluster:
     return backend
 
 
-async def open_client(*addresses: str, drivers: tuple[str, ...] = DRIVERS, **settings: Any) -> KvStoreBackend:
+async def open_client(
+    *addresses: str, drivers: tuple[str, ...] = DRIVERS, clock: Clock = monotonic, **settings: Any
+) -> KvStoreBackend:
     """A started client of some processes."""
-    backend = KvStoreBackend(KvStoreConfig(addresses=addresses, drivers=drivers, **settings))
+    backend = KvStoreBackend(KvStoreConfig(addresses=addresses, drivers=drivers, **settings), clock=clock)
     await backend.start()
     return backend
 
@@ -63,13 +66,17 @@ def settings_of(drivers: tuple[str, ...] = DRIVERS, registry_url: str = "", **fi
 
 @asynccontextmanager
 async def running_store(
-    node_id: str = "store-0", drivers: tuple[str, ...] = DRIVERS, ssd: Path | None = None, **fields: Any
+    node_id: str = "store-0",
+    drivers: tuple[str, ...] = DRIVERS,
+    ssd: Path | None = None,
+    clock: Clock = monotonic,
+    **fields: Any,
 ) -> AsyncIterator[StoreRig]:
     """A process with the role node; stopped, flushed and checked at the end."""
     failures: list[str] = []
     heartbeat: Heartbeat | None = None
     settings = settings_of(drivers, ssd_path=ssd, **fields)
-    process = StoreProcess(settings, node_id, get_logger(), lambda: failures.append("a task died"))
+    process = StoreProcess(settings, node_id, get_logger(), lambda: failures.append("a task died"), clock)
     server = RpcServer(process.timeouts, [SERVICE_NAME])
     address = f"127.0.0.1:{server.bind('127.0.0.1', 0)}"
     try:
@@ -81,7 +88,7 @@ async def running_store(
                 CLUSTER,
                 lambda: process.record(address, ""),
                 interval_s=0.1,
-                ttl_s=2.5,
+                ttl_s=30.0,
                 kind=STORE,
             )
             heartbeat.start()
