@@ -83,7 +83,7 @@ def client(kind: str, served: GatewayThread) -> Iterator[Any]:
     where = served.url if "Http" in kind else served.router_address
     served.set_knobs(Knobs())
     served.fake.requests.clear()
-    made = getattr(pando, kind)(where, retry=QUICK, timeout_s=20.0)
+    made = getattr(pando, kind)(where, retry=QUICK, timeout_s=60.0)
     if "Async" not in kind:
         with made:
             yield made
@@ -167,7 +167,7 @@ def test_closing_wakes_the_thread_that_waits(served: GatewayThread, name: str, p
         waiting = pool.submit(stream.collect)
         assert served.fake.wait_for(lambda: served.fake.num_paused > before)
         stream.close()
-        assert isinstance(waiting.exception(timeout=10), Cancelled)
+        assert isinstance(waiting.exception(timeout=60), Cancelled)
     served.settle()
 
 
@@ -182,7 +182,7 @@ async def test_closing_wakes_the_task_that_waits(served: GatewayThread, name: st
         waiting = asyncio.create_task(stream.collect())
         assert await asyncio.to_thread(served.fake.wait_for, lambda: served.fake.num_paused > before)
         await stream.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with pytest.raises(Cancelled):
                 await waiting
     await asyncio.to_thread(served.settle)

@@ -82,5 +82,5 @@ def test_a_wrong_file_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("acme short\n")
     command = [sys.executable, "-m", "services.gateway", "--port", "0", "--api-keys-file", str(path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 2 and "line 1" in ended.stderr and ended.stderr.count("\n") == 1

@@ -28,7 +28,7 @@ def connect(gateway: GatewayThread) -> socket.socket:
     """A plain connection."""
     address = urlsplit(gateway.url)
     assert address.hostname is not None and address.port is not None
-    return socket.create_connection((address.hostname, address.port), timeout=10)
+    return socket.create_connection((address.hostname, address.port), timeout=60)
 
 
 def request(*, stream: bool) -> bytes:

@@ -21,7 +21,7 @@ from services.gateway.client import RouterClient
 from services.gateway.router_rpc import SERVICE
 from tests.support.fake_inference import MODEL, FakeInference, Knobs
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 GONE = Draining("the router is going down", leg=Leg.ROUTER)
 
 
@@ -76,13 +76,13 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair(count: int = 2, wait_s: float = 10.0) -> AsyncGenerator[Pair, None]:
+async def pair(count: int = 2, wait_s: float = 60.0) -> AsyncGenerator[Pair, None]:
     async with AsyncExitStack() as stack:
         routers = [await FakeRouter().start() for _ in range(count)]
         for router in routers:
             stack.push_async_callback(router.kill)
         address = ",".join(f"127.0.0.1:{router.port}" for router in routers)
-        client = RouterClient(address, TimeoutsConfig(), 1.0, wait_s)
+        client = RouterClient(address, TimeoutsConfig(), 10.0, wait_s)
         stack.push_async_callback(client.close)
         made = Pair(routers, client, [])
         client.on_move = made.moves.append

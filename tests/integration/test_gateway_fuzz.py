@@ -69,7 +69,7 @@ def client() -> Iterator[httpx.Client]:
 
 
 @pytest.mark.parametrize("door", DOORS)
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_no_body_is_a_server_error(client: httpx.Client, door: str, data: st.DataObject) -> None:
     body = data.draw(bodies(door))

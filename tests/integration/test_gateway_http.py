@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -146,18 +148,18 @@ def test_a_router_that_cuts_streams_short_is_asked_for_the_rest(
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_leaving_cancels_the_call_at_once(gateway: GatewayThread, target: Target, stream: bool) -> None:
-    before, cancelled = target.outcomes("disconnect"), gateway.fake.num_cancelled
+    before, cancelled, paused = target.outcomes("disconnect"), gateway.fake.num_cancelled, gateway.fake.num_paused
     gateway.set_knobs(Knobs(pause_at=3))
-    with target.client() as client:
-        request = client.build_request("POST", CHAT, json={**HELLO, "stream": stream}, timeout=0.3)
-        if stream:
-            response = client.send(request, stream=True)
-            next(response.iter_lines())
-            response.close()
-        else:
-            with pytest.raises(httpx.ReadTimeout):
-                client.send(request)
-    assert gateway.fake.wait_for(lambda: gateway.fake.num_cancelled == cancelled + 1, 1.0)
+
+    async def leave() -> None:
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as client:
+            asking = asyncio.create_task(client.post(CHAT, json={**HELLO, "stream": stream}))
+            assert await asyncio.to_thread(gateway.fake.wait_for, lambda: gateway.fake.num_paused > paused)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    asyncio.run(leave())
+    assert gateway.fake.wait_for(lambda: gateway.fake.num_cancelled == cancelled + 1)
     gateway.settle()
     assert target.outcomes("disconnect") == before + 1
 
@@ -167,18 +169,23 @@ def test_leaving_cancels_all_prompts_of_a_batch(gateway: GatewayThread, target: 
     body = {**PROMPT, "prompt": ["a", "b", "c"], "stream": True, "seed": 5}
     with target.client() as client, client.stream("POST", "/v1/completions", json=body) as response:
         next(response.iter_lines())
-        paused = gateway.fake.num_paused
-        assert gateway.fake.wait_for(lambda: gateway.fake.num_active == 3 or gateway.fake.num_paused > paused)
-    assert gateway.fake.wait_for(lambda: gateway.fake.num_active == 0, 1.0)
+        assert gateway.fake.wait_for(lambda: gateway.fake.num_active == 3)
+    assert gateway.fake.wait_for(lambda: gateway.fake.num_active == 0)
 
 
 def test_batch_runs_bounded_and_numbers_choices_by_prompt(gateway: GatewayThread, target: Target) -> None:
     prompts = [f"prompt {number}" for number in range(8)]
     gateway.fake.max_active = 0
     body = {**PROMPT, "prompt": prompts, "n": 2, "seed": 5}
-    answer = target.ok("/v1/completions", body)
+    gateway.set_knobs(Knobs(pause_at=1))
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(target.ok, "/v1/completions", body)
+        as_many_as_may = gateway.fake.wait_for(lambda: gateway.fake.num_active == 3)
+        gateway.resume()
+        answer = asking.result(60)
     assert [choice["index"] for choice in answer["choices"]] == list(range(16))
-    assert gateway.fake.max_active == 3
+    assert as_many_as_may and gateway.fake.max_active == 3
+    gateway.set_knobs(Knobs())
     for number in (0, 7):
         alone = target.ok("/v1/completions", {**body, "prompt": prompts[number]})["choices"]
         batch = answer["choices"][2 * number : 2 * number + 2]

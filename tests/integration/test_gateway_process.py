@@ -31,8 +31,11 @@ def process(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env={**os.environ}) as gateway:
         try:
             assert gateway.stderr is not None
-            found = re.search(r'"url":\s*"(http://[0-9.:]+)"', gateway.stderr.readline())
-            assert found
+            found = None
+            while found is None:
+                line = gateway.stderr.readline()
+                assert line, "it ended before it said where it listens"
+                found = re.search(r'"url":\s*"(http://[0-9.:]+)"', line)
             yield gateway, found[1]
         finally:
             gateway.kill()
@@ -68,7 +71,7 @@ def test_drain_that_takes_too_long_ends_with_an_error_the_client_sees() -> None:
         reader.start()
         assert backend.fake.wait_for(lambda: backend.fake.num_paused == 1)
         backend.drain()
-        reader.join(timeout=10)
+        reader.join(timeout=60)
         events = events_of(bodies[0])
         check_broken_stream(events)
         assert events[-1]["error"]["code"] == "draining"
@@ -78,7 +81,7 @@ def test_port_taken_is_one_line_and_status_2() -> None:
     with listen("127.0.0.1", 0) as holder:
         port = str(holder.getsockname()[1])
         argv = [sys.executable, "-m", "services.gateway", "--port", port]
-        ended = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+        ended = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 2
     assert ended.stderr.count("\n") == 1 and port in ended.stderr and "--port" in ended.stderr
 
@@ -86,7 +89,7 @@ def test_port_taken_is_one_line_and_status_2() -> None:
 @pytest.mark.parametrize("flags", [["--port", "none"], ["--no-such-flag", "1"]])
 def test_bad_flags_are_one_line_and_status_2(flags: list[str]) -> None:
     argv = [sys.executable, "-m", "services.gateway", *flags]
-    ended = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 2 and "Traceback" not in ended.stderr
     assert flags[0].strip("-") in ended.stderr
 

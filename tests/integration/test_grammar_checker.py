@@ -22,8 +22,8 @@ from tests.support.tiny_model import END, tiny_model_dir
 
 LIMITS = LimitsConfig()
 ENDLESS = '{"type": "integer", "multipleOf": %d}'
-BUSY_FACTOR = 3
-"""This machine may be shared; the bound of 2 s is for one that is not."""
+LIMIT_S = 30.0
+"""Far less than a grammar takes that nobody stops; a trial has 0.7 s of CPU, which a busy machine gives late."""
 
 
 @asynccontextmanager
@@ -57,7 +57,7 @@ async def test_every_hostile_grammar_has_its_verdict_in_time() -> None:
             began = time.perf_counter()
             reason = await judge(checker, kind, text)
             assert bool(reason) == (name in REFUSED), f"{name}: {reason!r}"
-            assert time.perf_counter() - began < 2 * BUSY_FACTOR, name
+            assert time.perf_counter() - began < LIMIT_S, name
 
 
 async def test_equal_grammars_are_tried_once_and_verdicts_kept() -> None:
@@ -129,4 +129,4 @@ async def test_the_process_ends_when_its_parent_is_gone() -> None:
         process, channel = checker._process, checker._channel
         assert process is not None and channel is not None
         channel.close()  # what the kernel does when the parent dies
-        assert await asyncio.to_thread(process.wait, 20) == 0
+        assert await asyncio.to_thread(process.wait, 60) == 0

@@ -15,17 +15,17 @@ def sample(grammar: types_pb2.Grammar) -> str:
     """A text that the grammar admits.
 
     Raises:
-        InvalidRequest: a kind that this fake does not know, or a schema with the keyword `x-refuse`.
+        InvalidRequest: no sense, a kind that this fake does not know, or a schema with the keyword `x-refuse`.
     """
     kind = grammar.WhichOneof("kind")
     if "x-refuse" in grammar.json_schema + grammar.structural_tag:
         raise InvalidRequest("x-refuse is not supported", reason="invalid_grammar", param="response_format")
     if kind == "json_schema":
         return _dumps(_loads(grammar.json_schema))
-    if kind == "choices":
+    if kind == "choices" and grammar.choices.values:
         return grammar.choices.values[0]
     if kind == "structural_tag":
-        structures = json.loads(grammar.structural_tag)["structures"]
+        structures = _structures(grammar.structural_tag)
         return "Well. " + "\n".join(f"{one['begin']}{_dumps(one['schema'])}{one['end']}" for one in structures)
     raise InvalidRequest(f"the fake has no {kind}", param="response_format")
 
@@ -35,6 +35,15 @@ def _loads(text: str) -> Json:
         return json.loads(text)
     except ValueError as error:
         raise InvalidRequest("not JSON", param="response_format") from error
+
+
+def _structures(text: str) -> list[dict[str, Json]]:
+    tag = _loads(text)
+    found = tag.get("structures") if isinstance(tag, dict) else None
+    whole = {"begin", "schema", "end"}
+    if not isinstance(found, list) or not all(isinstance(one, dict) and whole <= one.keys() for one in found):
+        raise InvalidRequest("not a structural tag", param="response_format")
+    return found
 
 
 def _dumps(schema: Json) -> str:
