@@ -67,6 +67,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache = BlockCache(NUM_BLOCKS, max_events=9, tier=TIER, eviction=self.policy, on_evict=self.watch_eviction)
         self.entries: dict[bytes, Entry] = {}
         self.references: dict[int, int] = {}
+        self.distrusted: set[int] = set()
         self.replayed: set[bytes] = set()
         self.generations = [0] * NUM_BLOCKS
         self.now = self.num_evicted = 0
@@ -184,6 +185,7 @@ class CacheMachine(RuleBasedStateMachine):
     def insert(self, table: Table, count: int) -> None:
         path, blocks, priority = table[0][:count], table[1][:count], table[2]
         self.cache.insert(path, blocks, priority=priority)
+        path = path[: next((i for i, block in enumerate(blocks) if block in self.distrusted), len(path))]
         known = self.matching(path)
         for entry in known:
             entry.priority = max(entry.priority, priority)
@@ -256,7 +258,9 @@ class CacheMachine(RuleBasedStateMachine):
         while grown := {h for h, entry in self.entries.items() if entry.parent in doomed} - doomed:
             doomed |= grown
         for block_hash in doomed:
-            del self.entries[block_hash]
+            block = self.entries.pop(block_hash).block
+            if self.references.get(block):
+                self.distrusted.add(block)
 
     @rule()
     def replay(self) -> None:
@@ -284,6 +288,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.release(blocks, touch=touch)
         for block in blocks:
             self.references[block] -= 1
+        self.distrusted = {block for block in self.distrusted if self.references[block]}
         indexed = {entry.block for entry in self.entries.values()}
         if touch:
             self.touch(b for b in blocks if b in indexed and not self.references[b])
