@@ -35,7 +35,7 @@ from tests.support.tiny_vocab import tiny_vocab, write_tokenizer
 from tests.support.worker_rig import BLOCK_BYTES, BLOCK_SIZE, NO_TAGS, FakeTransports, Rig, running_core
 
 IDENTITY = Identity(b"n" * 32, "numerics", BLOCK_BYTES, BLOCK_SIZE)
-SOON_S = 1.5
+SOON_S = 2.0
 CHUNK = 8
 
 
@@ -62,7 +62,7 @@ class Served:
 
     async def empty(self) -> None:
         """Wait until the worker has nothing of any request; the engine may be in a step still."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while self.rig.core.num_requests:  # noqa: ASYNC110 - no event tells it
                 await asyncio.sleep(0.01)
 
@@ -118,9 +118,9 @@ async def test_in_the_queue(tokenizer: Tokenizer) -> None:
     async with served(tokenizer, max_num_seqs=1) as one:
         one.rig.engine.gate.clear()
         first = asyncio.create_task(one.client.generate(request_of("first", range(20), max_tokens=2)))
-        await asyncio.to_thread(one.rig.engine.began.wait, 10)
+        await asyncio.to_thread(one.rig.engine.began.wait, 60)
         await one.is_late(request_of("late", range(3, 23)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while one.rig.core.num_requests > 1:  # noqa: ASYNC110 - no event tells it
                 await asyncio.sleep(0.01)
         assert one.rig.core.scheduler.num_waiting == 0
@@ -141,18 +141,18 @@ async def test_between_chunks(tokenizer: Tokenizer) -> None:
 
 async def test_while_it_generates(tokenizer: Tokenizer) -> None:
     async with served(tokenizer) as one:
-        gate = one.rig.engine.gate
+        engine = one.rig.engine
+        engine.closes_after = 3
         frames = one.client.frames(request_of("late", range(4), max_tokens=100), timeout_s=SOON_S)
         await anext(frames)
-        gate.clear()
         with pytest.raises(DeadlineExceeded):
             async for _ in frames:
                 pass
         await one.empty()
         before = one.computed("late")
-        gate.set()
+        engine.gate.set()
         await one.rig.settle()
-        assert one.computed("late") <= before + 1
+        assert 4 <= before <= one.computed("late") <= before + 1
 
 
 async def test_while_blocks_are_on_their_way(tokenizer: Tokenizer) -> None:
@@ -163,7 +163,7 @@ async def test_while_blocks_are_on_their_way(tokenizer: Tokenizer) -> None:
         fake.hang = True
         await one.is_late(request_of("late", range(40), prefill=address))
         assert one.transports.began.is_set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await fake.ended.wait()
         await one.empty()
         assert one.rig.cache.num_held == 0 and one.computed("late") == 0
@@ -192,7 +192,7 @@ async def test_a_client_that_leaves_stops_the_work_as_well(tokenizer: Tokenizer)
     async with served(tokenizer) as one:
         one.rig.engine.gate.clear()
         running = asyncio.create_task(one.client.generate(request_of("gone", range(100))))
-        await asyncio.to_thread(one.rig.engine.began.wait, 10)
+        await asyncio.to_thread(one.rig.engine.began.wait, 60)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await one.empty()

@@ -59,6 +59,7 @@ class GatedEngine(FakeEngine):
 
     Attributes:
         gate: steps run while it is set (the default).
+        closes_after: so many steps more run, then the gate is closed; 0: it is left alone.
         fail: request ids whose logits are not finite.
         explode: steps raise this.
     """
@@ -68,6 +69,7 @@ class GatedEngine(FakeEngine):
         self.gate = threading.Event()
         self.gate.set()
         self.began = threading.Event()
+        self.closes_after = 0
         self.fail: list[str] = []
         self.explode: Exception | None = None
 
@@ -75,6 +77,10 @@ class GatedEngine(FakeEngine):
         """Wait at the gate, then compute."""
         self.began.set()
         assert self.gate.wait(60), "nobody opened the gate"
+        if self.closes_after:
+            self.closes_after -= 1
+            if not self.closes_after:
+                self.gate.clear()
         if self.explode is not None:
             raise self.explode
         return super().step(plan, failed or [s.request_id for s in plan.sequences if s.request_id in self.fail])
