@@ -16,7 +16,7 @@ from common.base.logging import get_logger
 from common.cache import kvstore_wire as wire
 from common.cache.kvstore_calls import StoreCalls
 from common.cache.kvstore_placement import Candidate, rank
-from common.cache.kvstore_staging import Offered, Staging
+from common.cache.kvstore_staging import Offered, Staging, Wave
 from common.cache.kvstore_view import StoreView
 from common.cache.kvstore_wire import Put
 from common.cache.l3 import PutState, SealedBlock
@@ -84,7 +84,7 @@ class StorePut:
             raise Unavailable("the store's leader answered for another number of keys")
         return [bool(there) for there in response.present], [node.address for node in response.nodes]
 
-    async def _put_wave(self, wave: Sequence[SealedBlock], addresses: Sequence[str], ends_s: float) -> list[PutState]:
+    async def _put_wave(self, wave: Wave, addresses: Sequence[str], ends_s: float) -> list[PutState]:
         async with self._slots:
             try:
                 offered = await self._staging.offer(wave, ends_s - self._clock())
@@ -92,9 +92,9 @@ class StorePut:
                 get_logger().error("the store cannot be written to", error=error.message)
                 offered = None
             if offered is None:
-                return [PutState.ERROR] * len(wave)
+                return [PutState.ERROR] * len(wave.blocks)
             try:
-                return await self._send(wave, offered, addresses, ends_s)
+                return await self._send(wave.blocks, offered, addresses, ends_s)
             finally:
                 self._staging.give_back(offered)
 

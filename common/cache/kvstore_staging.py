@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from common.cache.kvstore_arena import Arena, Run
 from common.cache.l3 import SealedBlock
 from common.transport.base import Endpoint, Extent
 from common.transport.checksum import checksum
+from common.transport.copying import address_of
 from common.transport.region import Region
 from common.transport.select import TransportConfig, TransportSet, host_id, make_drivers
 
@@ -46,6 +47,19 @@ class Offered:
     staged: Sequence[Run] = ()
 
 
+@dataclass(slots=True, frozen=True)
+class Wave:
+    """Blocks that are offered together.
+
+    Attributes:
+        blocks: of one kind.
+        places: extents that they are, one a block, without checksums; empty when they have to be staged.
+    """
+
+    blocks: list[SealedBlock] = field(default_factory=list)
+    places: list[Extent] = field(default_factory=list)
+
+
 class InPlace:
     """Offers blocks that lie in regions which this process lends already."""
 
@@ -53,11 +67,13 @@ class InPlace:
         """`regions` are registered with `transports`, each under the segment that stands beside it."""
         self.transports = transports
         self.incarnation = incarnation
-        self._regions = [(_address(region.data), region, segment) for region, segment in regions]
+        self._regions = [(address_of(region.data), region, segment) for region, segment in regions]
 
     def find(self, payload: memoryview) -> Extent | None:
         """The extent that a payload is, without its checksum; None when it is none."""
-        address = _address(payload)
+        if payload.readonly:
+            return None
+        address = address_of(payload)
         for base, region, segment in self._regions:
             offset = address - base
             if offset >= 0 and offset + payload.nbytes <= region.geometry.data_bytes:
@@ -96,33 +112,33 @@ class Staging:
         """
         return self._in_place.transports if self._in_place is not None else (await self._open())[0]
 
-    def split(self, blocks: Sequence[SealedBlock]) -> list[Sequence[SealedBlock]]:
+    def split(self, blocks: Sequence[SealedBlock]) -> list[Wave]:
         """Waves of neighbours, each of one kind: all in place, or all to be staged, and those are smaller."""
-        waves: list[list[SealedBlock]] = []
+        waves: list[Wave] = []
         num_bytes, last = 0, None
         for block in blocks:
-            kind = self._in_place is not None and self._in_place.find(block.payload) is not None
+            place = None if self._in_place is None else self._in_place.find(block.payload)
+            kind = place is not None
             if kind is not last or num_bytes >= (_WAVE_BYTES if kind else _STAGED_WAVE_BYTES):
-                waves.append([])
+                waves.append(Wave())
                 num_bytes, last = 0, kind
-            waves[-1].append(block)
+            waves[-1].blocks.append(block)
+            if place is not None:
+                waves[-1].places.append(place)
             num_bytes += block.payload.nbytes
-        return list(waves)
+        return waves
 
-    async def offer(self, wave: Sequence[SealedBlock], deadline_s: float) -> Offered | None:
+    async def offer(self, wave: Wave, deadline_s: float) -> Offered | None:
         """Make a wave readable; None when there is no room for it in time, or never.
 
         Raises:
             Unsupported: no driver runs here.
         """
-        in_place = self._in_place
-        if in_place is not None:
-            found = [in_place.find(block.payload) for block in wave]
-            if None not in found:
-                sums = await self._sums(wave)
-                extents = [_with_checksum(e, s) for e, s in zip(found, sums, strict=True) if e is not None]
-                return Offered(extents, in_place.transports.endpoints(), in_place.incarnation)
-        return await self._stage(wave, deadline_s)
+        if self._in_place is None or not wave.places:
+            return await self._stage(wave.blocks, deadline_s)
+        sums = await self._sums(wave.blocks)
+        extents = [_with_checksum(place, one) for place, one in zip(wave.places, sums, strict=True)]
+        return Offered(extents, self._in_place.transports.endpoints(), self._in_place.incarnation)
 
     def give_back(self, offered: Offered) -> None:
         """The put is over."""
@@ -215,8 +231,3 @@ def _copy(block: SealedBlock, page: memoryview) -> int:
 
 def _with_checksum(extent: Extent, value: int) -> Extent:
     return Extent(extent.incarnation, extent.segment, extent.offset, extent.length, extent.generation, value)
-
-
-def _address(data: memoryview) -> int:
-    address: int = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
-    return address

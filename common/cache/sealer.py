@@ -15,7 +15,8 @@ from common.cache.l3 import BlockKey, SealedBlock, Slot, State
 from common.cache.threads import IoThreads, Job
 from common.transport.tag import Tagger
 
-_AT_ONCE_BYTES = 128 * 1024
+_AT_ONCE_BYTES, _AT_ONCE_KEYED_BYTES = 1024 * 1024, 128 * 1024
+"""Hashed, or hashed and tagged, in about the time that a thread would cost."""
 _MAX_SPACES = 64
 
 
@@ -26,6 +27,7 @@ class Sealer:
         self._tagger = tagger
         self._threads = IoThreads("l3-seal", num_threads)
         self._spaces: dict[bytes, bytes] = {}
+        self._at_once_bytes = _AT_ONCE_KEYED_BYTES if tagger.keyed else _AT_ONCE_BYTES
 
     def space(self, namespace: bytes) -> bytes:
         """Namespace under which a store keeps blocks of `namespace` sealed with this key."""
@@ -55,7 +57,7 @@ class Sealer:
             header = make_header(*blocks[number], self._tagger)
             job.commit(lambda: headers.__setitem__(number, header))
 
-        if sum([payload.nbytes for _, payload in blocks]) <= _AT_ONCE_BYTES:
+        if sum([payload.nbytes for _, payload in blocks]) <= self._at_once_bytes:
             headers = [make_header(key, payload, self._tagger) for key, payload in blocks]
         elif not await self._threads.for_each(range(len(blocks)), make, deadline_s):
             return None
@@ -95,7 +97,7 @@ class Sealer:
             found = look(number)
             job.commit(lambda: judge(number, found))
 
-        if self._num_unread([slots[number] for number in landed]) <= _AT_ONCE_BYTES:
+        if self._num_unread([slots[number] for number in landed]) <= self._at_once_bytes:
             for number in landed:
                 judge(number, look(number))
             return damage

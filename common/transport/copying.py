@@ -14,6 +14,7 @@ import os
 import socket
 from collections.abc import Callable
 from ctypes import c_int, c_uint64, c_void_p
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -30,11 +31,29 @@ _SHORTEST_BYTES = 4096
 """Shorter spans are not worth a call, and up to 240 bytes XXH3 is another function."""
 
 
+@dataclass(slots=True, frozen=True)
+class Source:
+    """Contiguous bytes and where they lie, which takes as long to find out as a block takes to copy.
+
+    Attributes:
+        data: the bytes, kept alive by this.
+        address: of the first.
+    """
+
+    data: memoryview
+    address: int
+
+    @classmethod
+    def of(cls, data: memoryview) -> Source:
+        """Find out where bytes lie, which may be read-only."""
+        return cls(data, np.frombuffer(data, np.uint8).__array_interface__["data"][0])
+
+
 class Copying(Protocol):
     """A way to move bytes."""
 
-    def copy(self, target: memoryview, source: memoryview, between: Callable[[], None]) -> int:
-        """Copy contiguous bytes of one length and return their XXH3-64.
+    def copy(self, target: memoryview, source: Source, offset: int, between: Callable[[], None]) -> int:
+        """Fill contiguous bytes from those at an offset, which are within `source`, and return their XXH3-64.
 
         `between` is called before each piece; what it raises ends the copy.
         """
@@ -50,13 +69,14 @@ class Copying(Protocol):
 class PlainCopying:
     """See `Copying`."""
 
-    def copy(self, target: memoryview, source: memoryview, between: Callable[[], None]) -> int:
+    def copy(self, target: memoryview, source: Source, offset: int, between: Callable[[], None]) -> int:
         """See `Copying.copy`."""
-        into, whole, found = np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8), Running()
-        for start in range(0, len(whole), CHUNK_BYTES):
+        into, found = np.frombuffer(target, np.uint8), Running()
+        lent = np.frombuffer(source.data[offset : offset + len(target)], np.uint8)
+        for start in range(0, len(target), CHUNK_BYTES):
             between()
             piece = into[start : start + CHUNK_BYTES]
-            np.copyto(piece, whole[start : start + CHUNK_BYTES])
+            np.copyto(piece, lent[start : start + CHUNK_BYTES])
             found.add(piece.data)
         return found.value
 
@@ -83,17 +103,17 @@ class NativeCopying:
         self._receive.restype = c_int
         self._plain = PlainCopying()
 
-    def copy(self, target: memoryview, source: memoryview, between: Callable[[], None]) -> int:
+    def copy(self, target: memoryview, source: Source, offset: int, between: Callable[[], None]) -> int:
         """See `Copying.copy`."""
-        length = len(source)
-        assert len(target) == length, (len(target), length)
+        length = len(target)
         if length < _SHORTEST_BYTES:
-            return self._plain.copy(target, source, between)
-        state, into, whole = (c_uint64 * 8)(), _address(target), _address(source)
+            return self._plain.copy(target, source, offset, between)
+        assert 0 <= offset <= len(source.data) - length, (offset, length, len(source.data))
+        state, into, lent = (c_uint64 * 8)(), address_of(target), source.address + offset
         found = 0
         for start in range(0, length, _PIECE_BYTES):
             between()
-            found = self._copy(state, into, whole, start, min(start + _PIECE_BYTES, length), length)
+            found = self._copy(state, into, lent, start, min(start + _PIECE_BYTES, length), length)
         return found
 
     def receive(self, connection: socket.socket, target: memoryview) -> int:
@@ -101,7 +121,7 @@ class NativeCopying:
         if len(target) < _SHORTEST_BYTES:
             return self._plain.receive(connection, target)
         found = c_uint64()
-        failed = self._receive(connection.fileno(), _address(target), len(target), ctypes.byref(found))
+        failed = self._receive(connection.fileno(), address_of(target), len(target), ctypes.byref(found))
         if failed:
             raise OSError(failed, os.strerror(failed)) if failed > 0 else ConnectionResetError("the peer hung up")
         return found.value
@@ -117,8 +137,6 @@ def load_copying() -> Copying:
         return PlainCopying()
 
 
-def _address(data: memoryview) -> int:
-    if not data.readonly:
-        return ctypes.addressof(ctypes.c_char.from_buffer(data))
-    address: int = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
-    return address
+def address_of(data: memoryview) -> int:
+    """Where writable bytes lie."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(data))

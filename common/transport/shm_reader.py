@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from common.base.errors import LeaseLost, Leg, PeerLost, StaleIncarnation
 from common.transport import wire
 from common.transport.base import Read
-from common.transport.copying import Copying
+from common.transport.copying import Copying, Source
 from common.transport.region import RegionView
 from common.transport.shm_server import ATTACH, ATTACH_MAGIC, STATUS, Address
 
@@ -29,6 +29,7 @@ class _Attachment:
     def __init__(self, connection: socket.socket, view: RegionView) -> None:
         self._connection = connection
         self.view = view
+        self.source = Source.of(view.data)
 
     def check_alive(self) -> None:
         """Raise PeerLost when the owner has closed the connection, or was killed."""
@@ -165,8 +166,7 @@ class CopyJob:
         source, view = read.source, attachment.view
         index = view.geometry.extent_of(source.offset, source.length)
         _check_generation(view, index, source.generation)
-        lent = view.data[source.offset : source.offset + source.length]
-        found = self._copying.copy(read.target.cast("B"), lent, self._before_piece)
+        found = self._copying.copy(read.target.cast("B"), attachment.source, source.offset, self._before_piece)
         _check_generation(view, index, source.generation)
         wire.check_sum(source, found)
 

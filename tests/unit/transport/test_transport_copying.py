@@ -11,7 +11,7 @@ import pytest
 
 from common.transport.build import COPYING
 from common.transport.checksum import checksum
-from common.transport.copying import Copying, NativeCopying, PlainCopying
+from common.transport.copying import Copying, NativeCopying, PlainCopying, Source
 
 MIB = 1024 * 1024
 LENGTHS = (1, 240, 241, 4095, 4096, 4097, 5120, 65_536, 262_143, 262_144, 262_145, 300_032, MIB, MIB + 1, 3 * MIB + 77)
@@ -43,8 +43,8 @@ def nothing() -> None:
 @pytest.mark.parametrize(("at", "into"), [(0, 0), (1, 0), (0, 1), (13, 32)])
 def test_copies_and_hashes(copying: Copying, length: int, at: int, into: int) -> None:
     target = bytearray(b"\xee") * (into + length + 64)
-    source = memoryview(BYTES)[at : at + length]
-    assert copying.copy(memoryview(target)[into : into + length], source, nothing) == checksum(source)
+    found = copying.copy(memoryview(target)[into : into + length], Source.of(memoryview(BYTES)), at, nothing)
+    assert found == checksum(BYTES[at : at + length])
     assert target == b"\xee" * into + BYTES[at : at + length] + b"\xee" * 64
 
 
@@ -61,10 +61,11 @@ def test_receives_and_hashes(copying: Copying, stream: tuple[socket.socket, sock
 
 def test_one_flipped_bit_is_another_sum(copying: Copying) -> None:
     source, target = bytearray(BYTES[:300_000]), memoryview(bytearray(300_000))
-    right = copying.copy(target, memoryview(source), nothing)
+    lent = Source.of(memoryview(source))
+    right = copying.copy(target, lent, 0, nothing)
     for place in (0, 1023, 1024, 150_000, 299_936, 299_999):
         source[place] ^= 1
-        assert copying.copy(target, memoryview(source), nothing) != right, place
+        assert copying.copy(target, lent, 0, nothing) != right, place
         source[place] ^= 1
 
 
@@ -77,7 +78,7 @@ def test_a_copy_ends_where_it_is_told(copying: Copying) -> None:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        copying.copy(memoryview(target), memoryview(BYTES), twice)
+        copying.copy(memoryview(target), Source.of(memoryview(BYTES)), 0, twice)
     num_copied = len(target.rstrip(b"\0"))
     assert 0 < num_copied <= MIB
     assert target[:num_copied] == BYTES[:num_copied]
