@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from common.base.clock import Clock
 from common.base.config import TimeoutsConfig
@@ -90,7 +90,7 @@ class StoreCalls:
             answer: _Answer = await self.run(address, lambda s: ask(request, timeout=s), deadline_s)
             return answer
         try:
-            answer = method.parse_answer(await line.call(method.number, body, deadline_s))
+            answer = _parsed(method, await line.call(method.number, body, deadline_s))
         except PandoError as failure:
             self._note(address, failure, deadline_s)
             raise
@@ -147,3 +147,10 @@ class StoreCalls:
         late = isinstance(failure, DeadlineExceeded) and deadline_s >= _PATIENCE_S
         if late or isinstance(failure, Unavailable):
             self._view.failed(address, self._clock())
+
+
+def _parsed(method: Method[Any, _Answer], body: bytes) -> _Answer:
+    try:
+        return method.parse_answer(body)
+    except DecodeError as error:
+        raise PeerLost("the store's answer makes no sense", leg=Leg.STORE) from error

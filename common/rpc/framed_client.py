@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
+from google.protobuf.message import DecodeError
+
 from common.base.config import TimeoutsConfig
 from common.base.errors import DeadlineExceeded, Leg, PeerLost
 from common.rpc import frames
@@ -107,7 +109,10 @@ class FramedConnection(asyncio.Protocol):
         if frame.what == frames.OK:
             future.set_result(frame.body)
             return
-        error = from_code(frame.what, types_pb2.ErrorDetail.FromString(frame.body))
+        try:
+            error = from_code(frame.what, types_pb2.ErrorDetail.FromString(frame.body))
+        except DecodeError:
+            error = PeerLost("the answer makes no sense", leg=self._leg)
         error.leg = error.leg or self._leg
         future.set_exception(error)
 
@@ -142,7 +147,7 @@ async def connect(host: str, port: int, incarnation: int, timeouts: TimeoutsConf
     try:
         async with asyncio.timeout(timeouts.connect_s):
             _, connection = await loop.create_connection(lambda: FramedConnection(timeouts, leg), host, port)
-    except (OSError, TimeoutError) as error:
+    except (OSError, OverflowError, TimeoutError) as error:  # a port may be none
         raise PeerLost(f"{host}:{port}: {error}", leg=leg) from error
     try:
         await connection.call(frames.HELLO, frames.hello(incarnation), timeouts.connect_s)

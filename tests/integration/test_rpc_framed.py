@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ from common.base.errors import (
     PeerLost,
     Unsupported,
 )
+from common.cache.kvstore_calls import StoreCalls
+from common.cache.kvstore_view import StoreView
 from common.rpc import framed_server, frames
 from common.rpc.framed_client import FramedConnection, connect
 from common.rpc.framed_server import FramedServer, Served
@@ -235,6 +238,36 @@ async def test_who_keeps_no_rules_is_hung_up_on_and_costs_nobody_else_anything(s
         await _until(lambda: len(server._connections) == 1)
         assert line.usable and not call.done()
         call.cancel()
+
+
+async def test_an_answer_that_makes_no_sense_fails_its_call_and_no_other() -> None:
+    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hello = await reader.readexactly(32)
+        writer.write(pack(int.from_bytes(hello[4:8], "little"), frames.OK))
+        for number in (2, 3):
+            await reader.readexactly(16)
+            writer.write(pack(number, [frames.OK, 13][number - 2], b"\xff" * 9))
+        with suppress(ConnectionError):
+            await hung_up(reader)
+        writer.close()
+        over.set()
+
+    over = asyncio.Event()
+    stranger = await asyncio.start_server(babble, "127.0.0.1", 0)
+    port = stranger.sockets[0].getsockname()[1]
+    calls = StoreCalls(TIMEOUTS, StoreView(), time.monotonic)
+    line = await connect("127.0.0.1", port, LIFE, TIMEOUTS, Leg.STORE)
+    calls._lines._lines["there"] = line
+    for _ in range(2):
+        with pytest.raises(PeerLost, match="makes no sense"):
+            await calls.call("there", RENEW, kvstore_pb2.RenewRequest(), 10)
+    assert line.alive
+    await calls.close()
+    await asyncio.wait_for(over.wait(), 10)
+    stranger.close()
+    await asyncio.sleep(0)
+    with pytest.raises(PeerLost):
+        await connect("127.0.0.1", 70_000, LIFE, TIMEOUTS, Leg.STORE)
 
 
 async def test_who_says_no_hello_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
