@@ -34,7 +34,7 @@ from pando.v1 import kvstore_pb2
 _REFRESH_S = 0.5
 _REGISTRY_S = 1.0
 _ADMIN_S = 30.0
-_STATS_S = 1.0
+_STATS_S, _START_S = 1.0, 5.0
 _T = TypeVar("_T")
 
 
@@ -46,6 +46,8 @@ class KvStoreConfig:
         addresses: of all its nodes, host:port; empty: they are found in the registry.
         registry_url, cluster: where they register.
         client_id: name of this client, for people.
+        inline_bytes: what a lookup finds comes with its answer when it has no more bytes: they cost less there than a
+            read of their own.
         staging_bytes: memory for puts of blocks that do not lie in regions that are lent anyway.
         drivers: transports, best first, where the process has none of its own.
         timeouts: of channels.
@@ -55,6 +57,7 @@ class KvStoreConfig:
     registry_url: str = ""
     cluster: str = "pando"
     client_id: str = ""
+    inline_bytes: int = 128 * 1024
     staging_bytes: int = 64 * 1024 * 1024
     drivers: tuple[str, ...] = DRIVER_NAMES
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
@@ -73,7 +76,14 @@ class KvStoreBackend:
         self._calls = StoreCalls(config.timeouts, self._view, clock)
         self._staging = Staging(config.staging_bytes, config.drivers, in_place)
         here = host_id()
-        self._lookup = StoreLookup(self._calls, self._view, clock, config.client_id, here)
+        self._lookup = StoreLookup(
+            self._calls,
+            self._view,
+            clock,
+            client_id=config.client_id,
+            host_id=here,
+            inline_bytes=config.inline_bytes,
+        )
         self._put = StorePut(self._calls, self._view, self._staging, clock, here)
         self._registry: RegistryReader | None = None
         self._transports: TransportSet | None = None
@@ -88,7 +98,7 @@ class KvStoreBackend:
         self._transports = await self._staging.transports()
         if config.addresses:
             self._view.listed(StoreProcess(address, address) for address in config.addresses)
-            answers = await asyncio.gather(*(self._stats(one) for one in config.addresses))
+            answers = await asyncio.gather(*(self._stats(one, _START_S) for one in config.addresses))
             if not any(answers):
                 raise Unavailable(f"no store answers at {', '.join(config.addresses)}", leg=Leg.STORE)
             return
@@ -198,10 +208,10 @@ class KvStoreBackend:
     async def _run(self, address: str, call: Callable[..., Awaitable[_T]], deadline_s: float) -> _T:
         return await self._calls.run(address, lambda s: call(self._calls.stub(address), s), deadline_s)
 
-    async def _stats(self, address: str) -> kvstore_pb2.GetStoreStatsResponse | None:
+    async def _stats(self, address: str, deadline_s: float = _STATS_S) -> kvstore_pb2.GetStoreStatsResponse | None:
         request = kvstore_pb2.GetStoreStatsRequest()
         try:
-            return await self._run(address, lambda stub, s: stub.GetStoreStats(request, timeout=s), _STATS_S)
+            return await self._run(address, lambda stub, s: stub.GetStoreStats(request, timeout=s), deadline_s)
         except PandoError:
             return None
 

@@ -2,14 +2,17 @@
 
 A lease here is one handle a node; each pins that node's objects until it is closed or its time is over. Long-lived ones
 are renewed when they are read. Bytes go by the transport from the node's memory straight into the reader's targets;
-the transport verifies length, generation and checksum, and writes nothing once a read has ended.
+the transport verifies length, generation and checksum, and writes nothing once a read has ended. A few bytes come with
+the answer to the lookup, and are good while the lease needs no renewal.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Protocol
 
 from common.base.errors import BlockCorrupt, LeaseLost, PandoError, StaleIncarnation
@@ -17,6 +20,7 @@ from common.base.logging import get_logger
 from common.cache.kvstore_wire import LEASED, Lookup
 from common.cache.l3 import HEADER_BYTES, Slot, State
 from common.transport.base import Endpoint, Extent, Read
+from common.transport.checksum import checksum
 
 _NUM_PARALLEL = 4
 _MIN_SHARE_BYTES = 2 * 1024 * 1024
@@ -38,6 +42,7 @@ class Part:
         extents, headers: packed, one per hit.
         renew_at_s: when half of its life is over.
         ends_s: when it is over, counted from before it was asked for.
+        payloads: of all hits, one after the other, if they came with the answer.
     """
 
     address: str
@@ -49,6 +54,8 @@ class Part:
     headers: bytes
     renew_at_s: float
     ends_s: float
+    payloads: bytes = b""
+    _starts: list[int] = field(default_factory=list)
 
     def extent(self, number: int) -> Extent:
         """Of a hit."""
@@ -58,6 +65,13 @@ class Part:
     def header(self, number: int) -> bytes:
         """Of a hit."""
         return self.headers[number * HEADER_BYTES : (number + 1) * HEADER_BYTES]
+
+    def payload(self, number: int) -> memoryview:
+        """Of a hit, if it came with the answer; else of no bytes."""
+        if not self._starts:
+            lengths = [length for _, length, _, _ in LEASED.iter_unpack(self.extents)]
+            self._starts = list(accumulate(lengths, initial=0))
+        return memoryview(self.payloads)[self._starts[number] : self._starts[number + 1]]
 
 
 class Board:
@@ -156,9 +170,11 @@ class KvStoreLease:
     async def read(self, wanted: Sequence[Slot], deadline_s: float) -> list[State]:
         """See `BackendLease.read`."""
         answers = [self._board.states[slot.index] for slot in wanted]
-        jobs = self._jobs(wanted, answers)
-        ends_s = self._reader.now_s() + deadline_s
-        if not self._closed:
+        now_s = self._reader.now_s()
+        in_time = deadline_s > 0 and not self._closed
+        jobs = self._jobs(wanted, answers, now_s if in_time else math.inf)
+        ends_s = now_s + deadline_s
+        if jobs and not self._closed:
             async with asyncio.TaskGroup() as group:
                 for job in jobs:
                     task = group.create_task(self._run(job, wanted, answers, ends_s))
@@ -184,18 +200,21 @@ class KvStoreLease:
             self._reader.release(part)
         self._on_closed(self)
 
-    def _jobs(self, wanted: Sequence[Slot], answers: list[State]) -> list[_Job]:
-        """Split what can be read into jobs; its answers are ERROR until it has landed, or CORRUPT by length."""
+    def _jobs(self, wanted: Sequence[Slot], answers: list[State], now_s: float) -> list[_Job]:
+        """Take what came with the lookup, and split what else can be read into jobs; its answers are ERROR until it
+        has landed, or CORRUPT by length."""
         by_part: dict[Part, list[tuple[int, int, Extent]]] = {}
         for number, slot in enumerate(wanted):
             if answers[number] is State.HIT:
                 part, hit = self._board.hit(slot.index)
                 extent = part.extent(hit)
-                if extent.length == slot.payload.nbytes:
+                if extent.length != slot.payload.nbytes:
+                    answers[number] = State.CORRUPT
+                elif now_s < part.renew_at_s and len(payload := part.payload(hit)) == extent.length:
+                    answers[number] = _copy(payload, part, hit, slot)
+                else:
                     answers[number] = State.ERROR
                     by_part.setdefault(part, []).append((number, hit, extent))
-                else:
-                    answers[number] = State.CORRUPT
         return [job for part, entries in by_part.items() for job in _shares(part, entries)]
 
     async def _run(self, job: _Job, wanted: Sequence[Slot], answers: list[State], ends_s: float) -> None:
@@ -220,10 +239,21 @@ class KvStoreLease:
             get_logger().warning("leased objects cannot be read", num_objects=len(reads), error=error.message)
         else:
             for number, hit, extent in zip(job.numbers, job.hits, job.extents, strict=True):
-                slot = wanted[number]
-                slot.header[:] = part.header(hit)
-                slot.seen = extent.checksum  # what the transport has found
-                answers[number] = State.HIT
+                answers[number] = _landed(part, hit, wanted[number], extent.checksum)
+
+
+def _copy(payload: memoryview, part: Part, hit: int, slot: Slot) -> State:
+    """Fill a slot with what came with the lookup. CORRUPT: it is not what the node promised."""
+    slot.payload[:] = payload
+    seen = checksum(slot.payload)
+    return _landed(part, hit, slot, seen) if seen == part.extent(hit).checksum else State.CORRUPT
+
+
+def _landed(part: Part, hit: int, slot: Slot, seen: int) -> State:
+    """A slot's payload is there, with this checksum."""
+    slot.header[:] = part.header(hit)
+    slot.seen = seen
+    return State.HIT
 
 
 def _shares(part: Part, entries: Sequence[tuple[int, int, Extent]]) -> list[_Job]:

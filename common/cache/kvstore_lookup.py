@@ -31,14 +31,30 @@ _MAX_ENDPOINTS = 256
 
 
 class StoreLookup:
-    """Looks up; lives on the client's loop."""
+    """Looks up; lives on the client's loop.
 
-    def __init__(self, calls: StoreCalls, view: StoreView, clock: Clock, client_id: str, host_id: str) -> None:
+    Args:
+        calls, view, clock: of the client.
+        client_id, host_id: its names.
+        inline_bytes: what is found is brought along when it has no more.
+    """
+
+    def __init__(
+        self,
+        calls: StoreCalls,
+        view: StoreView,
+        clock: Clock,
+        *,
+        client_id: str,
+        host_id: str = "",
+        inline_bytes: int = 0,
+    ) -> None:
         self._calls = calls
         self._view = view
         self._clock = clock
         self._client_id = client_id
         self._host_id = host_id
+        self._inline_bytes = inline_bytes
         self._endpoints: dict[int, list[Endpoint]] = {}
 
     async def find(self, keys: Sequence[BlockKey], deadline_s: float) -> Board:
@@ -58,7 +74,10 @@ class StoreLookup:
     ) -> tuple[kvstore_pb2.LookupAndLeaseResponse, Part | None]:
         """One call. Raises PandoError."""
         request = kvstore_pb2.LookupAndLeaseRequest(
-            keys=wire.pack_keys(keys), client_id=self._client_id, host_id=self._host_id
+            keys=wire.pack_keys(keys),
+            client_id=self._client_id,
+            host_id=self._host_id,
+            inline_bytes=self._inline_bytes,
         )
         asked_s = self._clock()
         response = await self._calls.call(address, wire.LOOKUP, request, deadline_s)
@@ -82,6 +101,7 @@ class StoreLookup:
             response.headers,
             asked_s + response.lease_ttl_s / 2,
             asked_s + response.lease_ttl_s,
+            response.payloads,
         )
 
     @property

@@ -61,19 +61,21 @@ class StoreNode(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class LookupAndLeaseRequest(_message.Message):
-    __slots__ = ("keys", "client_id", "lease_ttl_s", "host_id")
+    __slots__ = ("keys", "client_id", "lease_ttl_s", "host_id", "inline_bytes")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_TTL_S_FIELD_NUMBER: _ClassVar[int]
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    INLINE_BYTES_FIELD_NUMBER: _ClassVar[int]
     keys: _containers.RepeatedCompositeFieldContainer[KeyRun]
     client_id: str
     lease_ttl_s: float
     host_id: str
-    def __init__(self, keys: _Optional[_Iterable[_Union[KeyRun, _Mapping]]] = ..., client_id: _Optional[str] = ..., lease_ttl_s: _Optional[float] = ..., host_id: _Optional[str] = ...) -> None: ...
+    inline_bytes: int
+    def __init__(self, keys: _Optional[_Iterable[_Union[KeyRun, _Mapping]]] = ..., client_id: _Optional[str] = ..., lease_ttl_s: _Optional[float] = ..., host_id: _Optional[str] = ..., inline_bytes: _Optional[int] = ...) -> None: ...
 
 class LookupAndLeaseResponse(_message.Message):
-    __slots__ = ("states", "lease_id", "lease_ttl_s", "incarnation", "segment", "extents", "headers", "endpoints", "nodes", "elsewhere", "term", "complete")
+    __slots__ = ("states", "lease_id", "lease_ttl_s", "incarnation", "segment", "extents", "headers", "endpoints", "nodes", "elsewhere", "term", "complete", "payloads")
     STATES_FIELD_NUMBER: _ClassVar[int]
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_TTL_S_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +88,7 @@ class LookupAndLeaseResponse(_message.Message):
     ELSEWHERE_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
     states: bytes
     lease_id: int
     lease_ttl_s: float
@@ -98,7 +101,8 @@ class LookupAndLeaseResponse(_message.Message):
     elsewhere: bytes
     term: int
     complete: bool
-    def __init__(self, states: _Optional[bytes] = ..., lease_id: _Optional[int] = ..., lease_ttl_s: _Optional[float] = ..., incarnation: _Optional[int] = ..., segment: _Optional[int] = ..., extents: _Optional[bytes] = ..., headers: _Optional[bytes] = ..., endpoints: _Optional[_Iterable[_Union[_types_pb2.TransportEndpoint, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[StoreNode, _Mapping]]] = ..., elsewhere: _Optional[bytes] = ..., term: _Optional[int] = ..., complete: bool = ...) -> None: ...
+    payloads: bytes
+    def __init__(self, states: _Optional[bytes] = ..., lease_id: _Optional[int] = ..., lease_ttl_s: _Optional[float] = ..., incarnation: _Optional[int] = ..., segment: _Optional[int] = ..., extents: _Optional[bytes] = ..., headers: _Optional[bytes] = ..., endpoints: _Optional[_Iterable[_Union[_types_pb2.TransportEndpoint, _Mapping]]] = ..., nodes: _Optional[_Iterable[_Union[StoreNode, _Mapping]]] = ..., elsewhere: _Optional[bytes] = ..., term: _Optional[int] = ..., complete: bool = ..., payloads: _Optional[bytes] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
     __slots__ = ("lease_ids", "lease_ttl_s")

@@ -25,12 +25,14 @@ class Found:
         failed: indices of names that are there but cannot be lent now.
         lease_id: 0 when nothing is leased.
         ttl_s: life of the lease.
+        num_bytes: payloads that are leased, each as often as it is named.
     """
 
     objects: list[Object | None]
     failed: frozenset[int]
     lease_id: int
     ttl_s: float
+    num_bytes: int
 
 
 class Node:
@@ -73,8 +75,9 @@ class Node:
         if lease_id is None:  # too many leases: no answer is better than one that cannot be relied on
             failed |= {index for index, one in enumerate(lent) if one is not None}
             lent, lease_id = [None] * len(found), 0
-        self._count(len(found), len(hits), len(failed), sum([one.length for one in hits]))
-        return Found(lent, frozenset(failed), lease_id, ttl_s)
+        num_bytes = sum([one.length for one in hits])
+        self._count(len(found), len(hits), len(failed), num_bytes)
+        return Found(lent, frozenset(failed), lease_id, ttl_s, num_bytes)
 
     def _count(self, asked: int, hits: int, failed: int, num_bytes: int) -> None:
         metrics = self._holdings.metrics

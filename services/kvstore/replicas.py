@@ -40,7 +40,7 @@ class Copier:
 
     def __init__(self, calls: StoreCalls, client_id: str, metrics: NodeMetrics, clock: Clock) -> None:
         self._calls = calls
-        self._lookup = StoreLookup(calls, StoreView(), clock, client_id, "")
+        self._lookup = StoreLookup(calls, StoreView(), clock, client_id=client_id)
         self._metrics = metrics
         self._waiting: asyncio.Queue[Copy] = asyncio.Queue(_MAX_WAITING)
 

@@ -27,6 +27,7 @@ from services.kvstore.node import Found, Node
 from services.kvstore.terms import Terms
 
 SERVICE_NAME = "pando.v1.KvStoreService"
+MAX_INLINE_BYTES = 128 * 1024
 _DEFAULT_DEADLINE_S = 3.0
 _MAX_LEASE_IDS = 1 << 16
 """Of one call; more would hold everybody else up."""
@@ -103,7 +104,8 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
         if self._parts is not None:
             deadline_s = remaining_s(context, _DEFAULT_DEADLINE_S)
             lookup = self._parts.node.lookup(names, request.lease_ttl_s, deadline_s)
-            self._add_found(response, states, await self._timed("lookup", lookup))
+            found = await self._timed("lookup", lookup)
+            self._add_found(response, states, found, min(request.inline_bytes, MAX_INLINE_BYTES))
             response.term = self._parts.terms.term
         if self._leader is not None and self._leader.leading:
             self._leader.saw(names)
@@ -200,8 +202,10 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
         finally:
             self._node().holdings.metrics.seconds[call].observe(time.monotonic() - began_s)
 
-    def _add_found(self, response: kvstore_pb2.LookupAndLeaseResponse, states: bytearray, found: Found) -> None:
-        """What this node lends."""
+    def _add_found(
+        self, response: kvstore_pb2.LookupAndLeaseResponse, states: bytearray, found: Found, inline_bytes: int
+    ) -> None:
+        """What this node lends, and the bytes with it if they are so few."""
         lent = [one for one in found.objects if one is not None]
         if len(lent) == len(states):
             states[:] = bytes((Lookup.HIT,)) * len(states)
@@ -216,10 +220,16 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
             response.incarnation, response.segment = self._here.incarnation, self._here.segment
             response.extents, response.headers = self._records(lent), b"".join([one.header for one in lent])
             response.endpoints.extend(self._endpoints)
+            if found.num_bytes <= inline_bytes:
+                response.payloads = self._payloads(lent)
 
     def _records(self, lent: Sequence[Object]) -> bytes:
         """How objects are lent, packed; each record is made once while its pages are not freed."""
         return b"".join([one.record or self._record(one) for one in lent])
+
+    def _payloads(self, lent: Sequence[Object]) -> bytes:
+        arena = self._node().holdings.arena
+        return b"".join([arena.view(one.run) for one in lent if one.run is not None])
 
     def _record(self, one: Object) -> bytes:
         arena, run = self._node().holdings.arena, one.run

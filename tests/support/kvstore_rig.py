@@ -42,17 +42,22 @@ class StoreRig:
 
 
 async def open_registered(url: str, drivers: tuple[str, ...] = DRIVERS, cluster: str = CLUSTER) -> KvStoreBackend:
-    """A started client that finds the store's processes in a registry."""
-    backend = KvStoreBackend(KvStoreConfig(registry_url=url, cluster=cluster, drivers=drivers))
+    """A started client that finds the store's processes in a registry; it reads everything by the transport."""
+    backend = KvStoreBackend(KvStoreConfig(registry_url=url, cluster=cluster, drivers=drivers, inline_bytes=0))
     await backend.start()
     return backend
 
 
 async def open_client(
-    *addresses: str, drivers: tuple[str, ...] = DRIVERS, clock: Clock = monotonic, **settings: Any
+    *addresses: str,
+    drivers: tuple[str, ...] = DRIVERS,
+    clock: Clock = monotonic,
+    inline_bytes: int = 0,
+    **settings: Any,
 ) -> KvStoreBackend:
-    """A started client of some processes."""
-    backend = KvStoreBackend(KvStoreConfig(addresses=addresses, drivers=drivers, **settings), clock=clock)
+    """A started client of some processes; unless told otherwise it reads everything by the transport."""
+    config = KvStoreConfig(addresses=addresses, drivers=drivers, inline_bytes=inline_bytes, **settings)
+    backend = KvStoreBackend(config, clock=clock)
     await backend.start()
     return backend
 
