@@ -44,11 +44,7 @@ async def read_one(reader: ShmTransport, lender: ShmTransport, incarnation: int,
 
 
 async def test_a_new_peer_makes_the_reader_let_go_of_the_memory_of_dead_ones() -> None:
-<<<<<<< Updated upstream
     gc.collect()  # what other tests left must not go in the midst of this one
-=======
-    gc.collect()  # what earlier tests left must not go meanwhile
->>>>>>> Stashed changes
     before = num_mapped_regions()
     reader = ShmTransport(HOST, 99)
     async with owner(1) as (living, living_region):
