@@ -6,6 +6,7 @@ new worker is started as its first sibling was, under the lowest number that is 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,7 +14,10 @@ from pando.cli.cluster_spec import ServiceSpec
 from pando.cli.errors import BAD_INPUT, CliError
 
 KINDS = ("prefill", "decode", "worker")
+MAX_OF_A_KIND = 256
+"""More on one machine is a slip of the finger."""
 _ON_HOST = "--workers-on-host"
+_COUNT = re.compile("[0-9]{1,4}")
 
 
 @dataclass(slots=True, frozen=True)
@@ -28,13 +32,14 @@ def parse_counts(arguments: Sequence[str]) -> dict[str, int]:
     """`KIND=COUNT` arguments.
 
     Raises:
-        CliError: one that is not of this form, or asks for none.
+        CliError: one that is not of this form, or asks for none or for too many.
     """
     counts = {}
     for argument in arguments:
         kind, _, count = argument.partition("=")
-        if kind not in KINDS or not count.isdigit() or int(count) < 1:
-            raise CliError(f"{argument!r} is not KIND=COUNT", fix=f"kinds: {', '.join(KINDS)}", code=BAD_INPUT)
+        if kind not in KINDS or not _COUNT.fullmatch(count) or not 1 <= int(count) <= MAX_OF_A_KIND:
+            fix = f"kinds: {', '.join(KINDS)}; counts: 1 to {MAX_OF_A_KIND}"
+            raise CliError(f"{argument!r} is not KIND=COUNT", fix=fix, code=BAD_INPUT)
         counts[kind] = int(count)
     return counts
 

@@ -31,6 +31,7 @@ from pando.cli.local_registry import registry_command
 from pando.cli.ports import claim, free_port
 from pando.cli.processes import ProcessId
 from pando.cli.progress import Progress
+from pando.cli.resize import MAX_OF_A_KIND
 from pando.cli.run_folder import ClusterState, RunFolder, RunLock
 from pando.cli.supervisor import supervise
 
@@ -93,8 +94,11 @@ def make_spec(request: UpRequest, folder: RunFolder) -> ClusterSpec:
     if request.host not in LOOPBACK:
         fix = "listen on 127.0.0.1 and put a proxy with TLS and authentication in front"
         raise CliError(f"--host {request.host} is not loopback", fix=fix, code=BAD_INPUT)
-    if min(request.prefill_workers, request.decode_workers, request.routers) < 1:
+    counts = (request.prefill_workers, request.decode_workers, request.routers)
+    if min(counts) < 1:
         raise CliError("a cluster needs at least one worker of each kind and a router", code=BAD_INPUT)
+    if max(counts) > MAX_OF_A_KIND:
+        raise CliError(f"{max(counts)} processes of a kind; at most {MAX_OF_A_KIND}", code=BAD_INPUT)
     port = claim(request.port, request.host, "--port")
     router_port = claim(request.router_port, "127.0.0.1", "--router-port")
     router_ports = (router_port, *(free_port() for _ in range(request.routers - 1)))

@@ -83,7 +83,9 @@ def test_a_host_off_loopback_is_refused(model: Path, folder: RunFolder):
         make_spec(UpRequest(model, host="0.0.0.0", port=0, router_port=0), folder)
 
 
-def test_no_worker_is_refused(model: Path, folder: RunFolder):
+def test_no_worker_and_too_many_are_refused(model: Path, folder: RunFolder):
+    with pytest.raises(CliError, match="at most 256"):
+        make_spec(UpRequest(model, port=0, router_port=0, decode_workers=100_000), folder)
     with pytest.raises(CliError, match="at least one worker"):
         make_spec(UpRequest(model, port=0, router_port=0, decode_workers=0), folder)
 

@@ -44,11 +44,23 @@ def test_a_kind_that_is_not_there_cannot_grow() -> None:
 
 
 def test_counts_are_parsed() -> None:
-    assert parse_counts(["prefill=2", "decode=13"]) == {"prefill": 2, "decode": 13}
+    assert parse_counts(["prefill=2", "decode=256"]) == {"prefill": 2, "decode": 256}
 
 
 @pytest.mark.parametrize(
-    "argument", ["prefill", "prefill=", "prefill=0", "prefill=-1", "router=2", "decode=many", "=2"]
+    "argument",
+    [
+        "prefill",
+        "prefill=",
+        "prefill=0",
+        "prefill=-1",
+        "router=2",
+        "decode=many",
+        "=2",
+        "decode=²",
+        "decode=257",
+        "decode=" + "9" * 5000,
+    ],
 )
 def test_what_is_no_count_is_refused(argument: str) -> None:
     with pytest.raises(CliError, match="KIND=COUNT"):
