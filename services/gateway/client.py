@@ -5,7 +5,7 @@
     pick a router -> call -> frames ... end
         ^              |
         |              '-- the router is gone, going down, or has no workers: it is down until a probe finds it serving
-        '--------------'   nothing came yet: the next router, each once
+        '--------------'   nothing came yet: the next router, each once; with none left, wait for one that was lost
                            something came:   the next router goes on from there; with none left, wait for one to serve
 
 Errors that a router gives for a request or for its workers are final: it has retried what can be retried.
@@ -14,6 +14,7 @@ Errors that a router gives for a request or for its workers are final: it has re
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
@@ -46,7 +47,8 @@ class RouterClient:
         address: host:port of a router, or several in a comma list.
         timeouts: the cluster's limits, scaled; `request_s` is the deadline of every generation.
         probe_s: seconds for a health probe.
-        wait_s: seconds that a stream which lost its router waits for one to serve.
+        wait_s: seconds that a stream which lost its router waits for one to serve; what has not begun waits so long
+            from the loss of a router that served.
         new_seed: for requests that bring none.
         on_move: told of every call that goes on at another router, and whether its stream had begun.
     """
@@ -71,6 +73,8 @@ class RouterClient:
         self._clock = clock
         self._new_seed = new_seed
         self._served = asyncio.Event()
+        self._have_served: set[str] = set()
+        self._back_by_s = -math.inf
         self._probes = Tasks(get_logger(), "probing a router failed")
 
     async def generate(self, request: inference_pb2.GenerateRequest, timeout_s: float | None = None) -> Frames:
@@ -155,6 +159,7 @@ class RouterClient:
         try:
             async with aclosing(self._rpcs[address].generate(course.next_call(), left_s)) as frames:
                 async for frame in frames:
+                    self._have_served.add(address)
                     if course.take(frame):
                         yield frame
         finally:
@@ -163,11 +168,16 @@ class RouterClient:
             raise PeerLost("the router's stream ended before its finish", leg=Leg.ROUTER)
 
     async def _next_router(self, course: Course, failures: _Failures) -> str:
-        """A router to call; a stream that runs waits for one. Raises the last error when there is none."""
+        """A router to call; waits for one where that makes sense. Raises the last error.
+
+        A stream that runs always waits. A new request does while a router that served and was lost may be restarted;
+        one that says that it has no workers is not lost.
+        """
         while (address := self._routers.pick(failures.tried)) is None:
             assert failures.last is not None, "no router was tried"
-            left_s = failures.give_up_s - self._clock()
-            if not course.begun or left_s <= 0:
+            give_up_s = failures.give_up_s if course.begun else min(failures.give_up_s, self._back_by_s)
+            left_s = give_up_s - self._clock()
+            if left_s <= 0:
                 raise failures.last
             if not self._routers.any_up:
                 await self._until_one_serves(left_s)
@@ -204,6 +214,8 @@ class RouterClient:
     def _mark_down(self, address: str, error: PandoError) -> None:
         if self._routers.failed(address):
             get_logger().warning("a router does not serve", router=address, reason=error.reason, error=error.message)
+            if address in self._have_served and not isinstance(error, NotReady):
+                self._back_by_s = self._clock() + self._wait_s
             self._probes.spawn(self._probe(address))
 
     async def _probe(self, address: str) -> None:

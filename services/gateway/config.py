@@ -38,7 +38,7 @@ class GatewayConfig(Section):
         description="host:port of the router's gRPC; a comma list names several routers",
     )
     router_wait_s: float = Field(
-        10.0, ge=0, description="seconds that a stream whose router is gone waits for one that serves, to go on there"
+        10.0, ge=0, description="seconds that requests wait for a router that serves when theirs is gone"
     )
     api_keys_file: Path | None = Field(
         None, description="file of API keys, a line each: tenant, key or sha256:digest, weight; none: no key is needed"

@@ -178,6 +178,47 @@ async def test_a_stream_waits_for_the_only_router_to_come_back() -> None:
         assert await running == undisturbed
 
 
+@pytest.mark.parametrize("pause_at", [0, None], ids=["under way", "new"])
+async def test_what_has_no_token_yet_waits_for_the_restart_of_a_router(pause_at: int | None) -> None:
+    async with pair(1) as made:
+        undisturbed = await made.tokens(ask())
+        router = made.routers[0]
+        if pause_at is None:
+            await router.kill()
+        router.fake.knobs = Knobs(pause_at=pause_at)
+        running = asyncio.create_task(made.tokens(ask()))
+        if pause_at is not None:
+            await until_paused(router)
+            await router.kill()
+        async with asyncio.timeout(LIMIT_S):
+            while not made.moves:  # noqa: ASYNC110 - told by a callback
+                await asyncio.sleep(0.01)
+        router.fake.knobs = Knobs()
+        await router.start()
+        assert await running == undisturbed
+
+
+async def test_nobody_waits_where_no_restart_is_to_be_expected() -> None:
+    async with pair(1) as made, asyncio.timeout(LIMIT_S / 2):
+        await made.routers[0].kill()
+        with pytest.raises(PeerLost):
+            await made.tokens(ask())
+    async with pair(1) as made, asyncio.timeout(LIMIT_S / 2):
+        await made.tokens(ask())
+        made.routers[0].fake.knobs = Knobs(fail_at=0, error=NotReady("no worker", leg=Leg.ROUTER))
+        with pytest.raises(NotReady):
+            await made.tokens(ask())
+
+
+async def test_nobody_waits_for_ever_for_a_router_that_was_lost() -> None:
+    async with pair(1, wait_s=0.3) as made:
+        await made.tokens(ask())
+        await made.routers[0].kill()
+        for _ in range(2):
+            with pytest.raises(PeerLost):
+                await made.tokens(ask())
+
+
 async def test_what_nobody_serves_ends_with_the_last_error() -> None:
     async with pair(wait_s=0.3) as made:
         made.routers[0].fake.knobs = Knobs(pause_at=3)
