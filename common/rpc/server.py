@@ -102,6 +102,9 @@ class RpcServer:
 class _ErrorEdge(grpc.aio.ServerInterceptor):
     """Turns exceptions of handlers into statuses."""
 
+    def __init__(self) -> None:
+        self._wrapped: dict[str, tuple[Handler, Handler]] = {}
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
@@ -110,7 +113,10 @@ class _ErrorEdge(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith("/pando."):
             return handler
-        return _wrap(handler)
+        known = self._wrapped.get(handler_call_details.method)
+        if known is None or known[0] is not handler:  # a failpoint makes a handler for every call
+            known = self._wrapped[handler_call_details.method] = handler, _wrap(handler)
+        return known[1]
 
 
 def _wrap(handler: Any) -> Handler:

@@ -128,6 +128,11 @@ class Breakers:
             return not self._accounts[key, role].on_trial
         return state is BreakerState.CLOSED
 
+    @property
+    def all_closed(self) -> bool:
+        """Whether every worker may be used in every role."""
+        return not any(account.failures >= self._limits.failures for account in self._accounts.values())
+
     def use(self, key: WorkerKey, role: Role, now_s: float) -> Use:
         """A worker is used in a role, allowed or because nobody else is there."""
         account = self._accounts.setdefault((key, role), _Account())

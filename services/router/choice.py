@@ -134,6 +134,7 @@ class Choice:
         which roles they have.
         """
         desk = self._desk
+        planner, roster = desk.fleet.planner, desk.fleet.roster
         await desk.fleet.until_known()
         patience_s = desk.config.migration_wait_s if self._has_begun else self._retries.is_misled * MISLED_S
         give_up_s = min(desk.clock() + patience_s, self._crowded_until_s)
@@ -141,18 +142,19 @@ class Choice:
             self._ticket.check()
             task = self._task()
             excluded = self._retries.exclusions
-            chosen = desk.fleet.planner.plan(task, desk.fleet.candidates(excluded.decode), excluded, desk.clock())
+            now_s = desk.clock()
+            chosen = planner.plan(task, roster.candidates(excluded.decode, now_s), excluded, now_s)
             if chosen is not None:
                 self._pay()
                 desk.metrics.plans.labels(chosen.reason).inc()
-                placement = desk.fleet.planner.start(chosen, task, desk.clock())
+                placement = planner.start(chosen, task, now_s)
                 desk.decisions.note(self._job.request_id, self._index, self._retries.attempt, placement)
                 return placement
-            left_s = min(give_up_s, self._job.deadline_s) - desk.clock()
+            left_s = min(give_up_s, self._job.deadline_s) - now_s
             if left_s <= 0:
                 raise self._retries.nobody_left()
             await desk.fleet.wait_for_change(min(left_s, CROWDED_S) if self._retries.is_crowded else left_s)
-            if any(desk.fleet.is_ready(key) for key in self._retries.exclusions.decode):
+            if any(roster.is_ready(key) for key in self._retries.exclusions.decode):
                 self._retries.forgive()
 
     def _task(self) -> Task:
@@ -186,12 +188,12 @@ class Choice:
         )
         if not attempt and self._output.leads:
             self._trace.planned(now_s)
-        call = desk.rpc.generate(placement.plan.decode.address, request, job.deadline_s - now_s, self._ticket)
-        async with aclosing(call) as raw:
-            async for frame in raw:
-                if not stitch.finished and self._pass(frame, placement):
+        address, timeout_s = placement.plan.decode.address, job.deadline_s - now_s
+        with desk.rpc.generate(address, request, timeout_s, self._ticket) as answers:
+            async for answer in answers:
+                if not stitch.finished and self._pass(answer.frame, placement):
                     legs.answered()
-                    yield frame
+                    yield answer.frame
         if stitch.finished:
             legs.succeeded()
         else:

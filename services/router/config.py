@@ -120,7 +120,9 @@ class RouterConfig(Section):
     tokenizer_threads: int = Field(2, ge=1, description="threads that render and tokenise prompts")
     grammar_trial_s: float = Field(0.7, gt=0, le=10, description="CPU seconds that a new grammar may take in its trial")
     inline_prompt_chars: int = Field(
-        256, ge=0, description="prompts up to this length are tokenised on the event loop; longer ones in a thread"
+        256,
+        ge=0,
+        description="prompts up to this length are read on the event loop, longer ones in a thread; token ids count 1/16",
     )
 
 

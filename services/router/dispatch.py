@@ -8,7 +8,6 @@ prefill.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 
 from common.base.merge import merge
 from services.router.choice import Choice, Desk, Hints
@@ -20,8 +19,8 @@ from services.router.running import Ticket
 FRAMES_HELD = 64
 
 
-async def run(desk: Desk, job: Job, ticket: Ticket, trace: RequestTrace) -> AsyncGenerator[Frame, None]:
-    """Yield the frames of all choices as they come. Raises PandoError; leaving it cancels what runs."""
+def run(desk: Desk, job: Job, ticket: Ticket, trace: RequestTrace) -> AsyncGenerator[Frame, None]:
+    """The frames of all choices as they come. Reading them raises PandoError; closing them cancels what runs."""
     ticket.on_abort(desk.fleet.wake)
     desk.budget.request()
     hints = Hints()
@@ -35,7 +34,4 @@ async def run(desk: Desk, job: Job, ticket: Ticket, trace: RequestTrace) -> Asyn
         others = range(job.first_choice + 1, job.first_choice + job.n)
         return [Choice(desk, job, index, ticket=ticket, trace=trace, hints=hints).frames() for index in others]
 
-    frames = leader.frames() if job.n == 1 else merge(leader.frames(), followers, FRAMES_HELD)
-    async with aclosing(frames):
-        async for frame in frames:
-            yield frame
+    return leader.frames() if job.n == 1 else merge(leader.frames(), followers, FRAMES_HELD)

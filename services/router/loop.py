@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Protocol, TypeAlias
 
 from common.base.clock import Clock
@@ -38,8 +36,8 @@ from services.router.membership import (
     Replaced,
 )
 from services.router.planner import Planner
-from services.router.policy import Candidate
 from services.router.prefix_view import WorkerKey
+from services.router.roster import Roster
 from services.router.worker_rpc import WorkerRpc
 
 WATCH_BACKOFF_S = 0.2
@@ -75,13 +73,11 @@ class Fleet:
         self.view = planner.view
         self.load = planner.load
         self.breakers = breakers
+        self.roster = Roster(membership, breakers, planner.view, view_ready_s)
         self._clock = clock
         self._reader = reader
         self._rpc = rpc
         self._poll_s = poll_s
-        self._view_ready_s = view_ready_s
-        self._view_due_s: float | None = None
-        self._view_built = False
         self._log = log
         self._changed = asyncio.Event()
         self._watches: dict[WorkerKey, asyncio.Task[None]] = {}
@@ -97,45 +93,20 @@ class Fleet:
         """End all tasks."""
         await self._tasks.cancel()
 
-    def candidates(self, excluded: Collection[WorkerKey] = ()) -> list[Candidate]:
-        """Workers that may take something new: the ready ones; if none of them decodes, suspects that do.
-
-        An open breaker takes a worker's role away, but for decoding when nobody else can but those who are `excluded`:
-        a try is worth more then.
-        """
-        members = list(self.membership.members)
-        usable = [member for member in members if member.state is WorkerState.READY]
-        if not any(member.has_role("decode") for member in usable):
-            usable += [one for one in members if one.state is WorkerState.SUSPECT and one.has_role("decode")]
-        found = [self._candidate(member) for member in usable]
-        if any(one.can_decode and one.key not in excluded for one in found):
-            return found
-        return [replace(one, can_decode=member.has_role("decode")) for one, member in zip(found, usable, strict=True)]
-
     @property
     def is_serving(self) -> bool:
         """True when workers can serve, and the first ones have told what they hold (or had the time to)."""
-        return self.membership.is_serving and self._has_view()
+        return self.membership.is_serving and self.roster.has_view(self._clock())
 
     async def until_known(self) -> None:
         """After a start, wait until the workers have told what they hold; bounded by the time that they have for it."""
-        while not self._has_view() and self._view_due_s is not None:
-            await self.wait_for_change(max(0.0, self._view_due_s - self._clock()))
-
-    def _has_view(self) -> bool:
-        if not self._view_built and self._view_due_s is not None:
-            ready = [one.key for one in self.membership.members if one.state is WorkerState.READY]
-            told = not self.membership.num_asked and all(self.view.is_exact(key) for key in ready)
-            self._view_built = told or self._clock() >= self._view_due_s
-        return self._view_built
+        roster = self.roster
+        while not roster.has_view(self._clock()) and roster.view_due_s is not None:
+            await self.wait_for_change(max(0.0, roster.view_due_s - self._clock()))
 
     def num_open_breakers(self) -> Counter[Role]:
         """Breakers that are not closed, by role."""
         return self.breakers.num_open(self._clock())
-
-    def is_ready(self, key: WorkerKey) -> bool:
-        """Whether this life of a worker is a ready member."""
-        return any(member.key == key and member.state is WorkerState.READY for member in self.membership.members)
 
     def look_at(self, key: WorkerKey) -> None:
         """Ask a worker for its state now: it has shown that what is known of it is old."""
@@ -165,15 +136,6 @@ class Fleet:
                 await self._changed.wait()
         except TimeoutError:
             return
-
-    def _candidate(self, member: Member) -> Candidate:
-        key, now_s = member.key, self._clock()
-        return Candidate(
-            key=key,
-            address=member.record.address,
-            can_decode=member.has_role("decode") and self.breakers.allows(key, Role.DECODE, now_s),
-            can_prefill=member.has_role("prefill") and self.breakers.allows(key, Role.PREFILL, now_s),
-        )
 
     async def _poll(self) -> None:
         while True:
@@ -248,7 +210,9 @@ class Fleet:
 
     def _handle(self, event: Event) -> None:
         before = self._standings()
-        for action in self.membership.handle(event):
+        actions = self.membership.handle(event)
+        self.roster.changed()
+        for action in actions:
             self._carry_out(action)
         after = self._standings()
         if after != before:
@@ -285,8 +249,7 @@ class Fleet:
         self._log.info(
             "worker joined", worker_id=member.record.worker_id, address=member.record.address, roles=member.roles
         )
-        if self._view_due_s is None:
-            self._view_due_s = self._clock() + self._view_ready_s
+        self.roster.joined(self._clock())
         self._watches[member.key] = self._tasks.spawn(self._watch(member))
         self._ping(member)
 

@@ -68,7 +68,8 @@ class RouterMetrics:
         self.e2e = histogram("e2e_seconds", "Time from a request's arrival to its end, successful ones.")
         self.planning = histogram("planning_seconds", "Time from a request's arrival to its first call to a worker.")
         self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of answered requests.")
-        self.cached_tokens = counter("cached_tokens_total", "Prompt tokens that nobody had to compute.", "tier")
+        cached = counter("cached_tokens_total", "Prompt tokens that nobody had to compute.", "tier")
+        self.cached_tokens = {tier: cached.labels(tier) for tier in TIERS}
         self.generated_tokens = counter("generated_tokens_total", "Output tokens sent to clients.")
         self.plans = counter("plans_total", "Placements by where and why the prompt is computed.", "reason")
         self.retries = counter("retries_total", "Attempts repeated before the first token, by the leg blamed.", "leg")
@@ -146,7 +147,8 @@ class RequestTrace:
         """The first choice tells what the prompt cost."""
         self._metrics.prompt_tokens.inc(num_tokens)
         for tier, count in cached.items():
-            self._metrics.cached_tokens.labels(tier).inc(count)
+            if count:
+                self._metrics.cached_tokens[tier].inc(count)
 
     def finish(self, outcome: str, now_s: float) -> None:
         """The request is over."""

@@ -127,6 +127,8 @@ class PrefixView:
         lengths: dict[WorkerKey, int] = {}
         upper: dict[WorkerKey, int] = {}
         alive = in_l1 = self._any_l1
+        if not alive or not hashes:
+            return lengths, upper
         before = -1
         for depth, bits in enumerate(map(self._bits.get, hashes, repeat(0))):
             if bits == before:
@@ -143,8 +145,7 @@ class PrefixView:
             if in_l1 & ~bits:
                 self._note(upper, in_l1 & ~bits, depth)
                 in_l1 &= bits
-        if hashes:
-            self._note(lengths, alive, len(hashes))
+        self._note(lengths, alive, len(hashes))
         return lengths, upper
 
     def _note(self, lengths: dict[WorkerKey, int], slots: int, depth: int) -> None:

@@ -21,6 +21,8 @@ from services.router.tool_prompt import knows_tools, uses_tools, without_tools
 from services.router.validation import CONTEXT_LENGTH_EXCEEDED, num_chat_chars
 
 T = TypeVar("T")
+IDS_PER_CHAR = 16
+"""Token ids that are hashed in about the time that one character is tokenised in."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -103,5 +105,7 @@ class PromptPool:
 
 
 def prompt_size(prompt: Prompt) -> int:
-    """Characters of a prompt, or its number of tokens: how much work it will be."""
+    """Characters of a prompt: how much work it will be. Token ids count for less, since they are only hashed."""
+    if isinstance(prompt, tuple):
+        return len(prompt) // IDS_PER_CHAR
     return num_chat_chars(prompt) if isinstance(prompt, Chat) else len(prompt)

@@ -20,7 +20,7 @@ async def keep_health_and_metrics(
     while True:
         await server.set_serving(fleet.is_serving)
         refresh_gauges(fleet, metrics)
-        room.let_go()
+        room.let_go(room.clock())
         room.refresh_gauges()
         await fleet.wait_for_change(period_s)
 

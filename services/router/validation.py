@@ -105,7 +105,8 @@ def _check_ids(wish: Wish, limits: LimitsConfig) -> None:
         ("cache_salt", wish.cache_salt),
         ("tenant", wish.tenant),
     ):
-        _require(len(value) <= limits.max_id_chars, param, f"{param} is longer than {limits.max_id_chars} characters")
+        if len(value) > limits.max_id_chars:
+            raise InvalidRequest(f"{param} is longer than {limits.max_id_chars} characters", param=param)
 
 
 def _check_prompt(wish: Wish, limits: LimitsConfig, vocab_size: int) -> None:
@@ -182,7 +183,8 @@ def check_text(text: str, limits: LimitsConfig) -> None:
 def check_tokens(param: str, ids: Iterable[int], vocab_size: int) -> None:
     """Check that all ids are in the vocabulary. Raises InvalidRequest."""
     highest = max(ids, default=0)
-    _require(highest < vocab_size, param, f"{param}: token id {highest} is out of the vocabulary of {vocab_size}")
+    if highest >= vocab_size:
+        raise InvalidRequest(f"{param}: token id {highest} is out of the vocabulary of {vocab_size}", param=param)
 
 
 def _check_sampling(params: SamplingParams, limits: LimitsConfig) -> None:
@@ -195,10 +197,9 @@ def _check_sampling(params: SamplingParams, limits: LimitsConfig) -> None:
 
 
 def _check_range(param: str, value: float, low: float, high: float, above: bool = False) -> None:
-    inside = math.isfinite(value) and (low < value if above else low <= value) and value <= high
-    _require(
-        inside, param, f"{param} must be {'above' if above else 'at least'} {low:g} and at most {high:g}, not {value:g}"
-    )
+    if not math.isfinite(value) or not (low < value if above else low <= value) or value > high:
+        least = f"{'above' if above else 'at least'} {low:g}"
+        raise InvalidRequest(f"{param} must be {least} and at most {high:g}, not {value:g}", param=param)
 
 
 def _check_stops(params: SamplingParams, limits: LimitsConfig, vocab_size: int) -> None:

@@ -17,8 +17,8 @@ from common.base.clock import Clock
 from common.base.errors import DeadlineExceeded, Leg, Overloaded, PandoError
 from services.router.admission import Admission
 from services.router.job import Job
+from services.router.load import Load
 from services.router.loop import Fleet
-from services.router.member import Member, WorkerState
 from services.router.metrics import RouterMetrics
 from services.router.running import Ticket
 from services.router.seat import Claim, Seat, Stage, Workers
@@ -48,10 +48,11 @@ class Turn:
             PandoError: as `WaitingRoom.enter`.
         """
         room = self._room
-        if not room.admission.put_back(self._seat, room.clock()):
+        now_s = room.clock()
+        if not room.admission.put_back(self._seat, now_s):
             return False
         room.metrics.put_backs.inc()
-        await room.wait(self._seat, self._ticket)
+        await room.wait(self._seat, self._ticket, now_s)
         return True
 
 
@@ -108,22 +109,24 @@ class WaitingRoom:
             job.deadline_s,
             resumes=bool(job.output_ids),
         )
+        now_s = self.clock()
         try:
-            seat = self.admission.arrive(claim, self.clock())
+            seat = self.admission.arrive(claim, now_s)
         except PandoError as error:
             self._count_refusal(error)
             raise
         try:
-            await self.wait(seat, ticket)
+            await self.wait(seat, ticket, now_s)
             self.metrics.queue_seconds.observe(seat.waited_s)
             yield Turn(self, seat, ticket)
         finally:
-            self.admission.leave(seat, self.clock())
-            self.let_go()
+            now_s = self.clock()
+            self.admission.leave(seat, now_s)
+            self.let_go(now_s)
 
-    async def wait(self, seat: Seat, ticket: Ticket) -> None:
+    async def wait(self, seat: Seat, ticket: Ticket, now_s: float) -> None:
         """Return when a seat is dispatched. Raises what `enter` does."""
-        self.let_go()
+        self.let_go(now_s)
         if seat.stage is Stage.DISPATCHED:
             return
         future = self._waiting[seat] = asyncio.get_running_loop().create_future()
@@ -150,17 +153,17 @@ class WaitingRoom:
     def took(self, seat: Seat, num_tokens: int) -> None:
         """A request gave tokens; the first of them may let others go."""
         first = seat.stage is Stage.DISPATCHED
-        if first:
-            self.admission.first_token(seat, self.clock())
         self.admission.output(seat, num_tokens)
         if first:
-            self.let_go()
+            now_s = self.clock()
+            self.admission.first_token(seat, now_s)
+            self.let_go(now_s)
 
-    def let_go(self) -> None:
+    def let_go(self, now_s: float) -> None:
         """Dispatch what may go now. Called whenever something ended, came, or changed at the workers."""
         admission = self.admission
         if admission.num_queued:
-            workers, now_s = self._workers(), self.clock()
+            workers = self._workers()
             while (seat := admission.next(workers, now_s)) is not None:
                 self._wake(seat)
         for seat in admission.take_refused():
@@ -183,16 +186,11 @@ class WaitingRoom:
             future.set_result(None)
 
     def _workers(self) -> Workers:
-        ready = [member for member in self.fleet.membership.members if member.state is WorkerState.READY]
-        able = [member for member in ready if member.has_role("prefill")] or ready
-        num_idle = sum(not self.fleet.load.of(member.key).num_charges for member in able)
-        return Workers(len(able), num_idle, self._free_seats(ready))
-
-    def _free_seats(self, ready: Sequence[Member]) -> int | None:
-        loads = [self.fleet.load.of(member.key) for member in ready if member.has_role("decode")]
-        if not loads or not all(load.max_requests for load in loads):
-            return None
-        return sum(load.max_requests - load.num_generating for load in loads)
+        load_of = self.fleet.load.of
+        ready = [(one, load_of(one.key)) for one in self.fleet.roster.ready]
+        able = [load for one, load in ready if one.can_prefill] or [load for _, load in ready]
+        num_idle = [load.num_charges for load in able].count(0)
+        return Workers(len(able), num_idle, _free_seats([load for one, load in ready if one.can_decode]))
 
     def _uncached_tokens(self, job: Job) -> int:
         """Prompt tokens that the worker with the longest match would have to compute."""
@@ -201,3 +199,10 @@ class WaitingRoom:
 
     def _count_refusal(self, error: PandoError) -> None:
         self.metrics.refusals.labels(error.reason).inc()
+
+
+def _free_seats(loads: Sequence[Load]) -> int | None:
+    """Requests that the workers with these loads can take beside ours; None: not all have told."""
+    if not loads or not all(load.max_requests for load in loads):
+        return None
+    return sum(load.max_requests - load.num_generating for load in loads)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from common.base.errors import Leg, PeerLost, StaleIncarnation
 from common.rpc.channel import ChannelPool
 from common.rpc.errors import cancelled_elsewhere, from_rpc_error
 from common.rpc.operator import AUTHORIZATION
-from pando.v1 import inference_pb2, worker_pb2, worker_pb2_grpc
+from pando.v1 import worker_pb2, worker_pb2_grpc
 from services.router.convert import info_from_pb, stats_from_pb, update_from_pb
 from services.router.index_update import Update
 from services.router.member import Info, Stats
@@ -59,10 +59,12 @@ class WorkerRpc:
         finally:
             call.cancel()
 
-    async def generate(
+    @contextmanager
+    def generate(
         self, address: str, request: worker_pb2.DecodeServiceGenerateRequest, timeout_s: float, ticket: Ticket
-    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
-        """Run one attempt at one choice; leaving the iterator, or aborting the ticket, cancels it on the worker.
+    ) -> Iterator[AsyncIterator[worker_pb2.DecodeServiceGenerateResponse]]:
+        """Run one attempt at one choice: its answers, to be read inside the block. Leaving the block, or aborting the
+        ticket, cancels it on the worker.
 
         Raises:
             PandoError: the attempt failed; its leg is decode where the worker named none.
@@ -72,8 +74,7 @@ class WorkerRpc:
         ticket.on_abort(call.cancel)
         try:
             with _translated(Leg.DECODE, ticket):
-                async for response in call:
-                    yield response.frame
+                yield call
         finally:
             ticket.forget(call.cancel)
             call.cancel()

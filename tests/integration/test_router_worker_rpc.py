@@ -11,7 +11,7 @@ from common.base.config import TimeoutsConfig
 from common.base.errors import Cancelled, PeerLost
 from common.tokenizer.tokenizer import Tokenizer
 from pando.v1 import worker_pb2
-from services.router.running import RunningTable
+from services.router.running import RunningTable, Ticket
 from services.router.worker_rpc import WorkerRpc
 from tests.support.fake_worker import FakeWorker, Fault
 from tests.support.router_bench import eventually
@@ -44,6 +44,13 @@ def request() -> worker_pb2.DecodeServiceGenerateRequest:
     return made
 
 
+async def read(rpc: WorkerRpc, worker: FakeWorker, ticket: Ticket) -> None:
+    """Run a generation to its end."""
+    with rpc.generate(worker.record.address, request(), 30, ticket) as answers:
+        async for _ in answers:
+            pass
+
+
 async def lost(call: Awaitable[object]) -> None:
     with pytest.raises(PeerLost):
         await call
@@ -71,12 +78,10 @@ async def test_a_generation(worker: FakeWorker, rpc: WorkerRpc) -> None:
     fault = Fault(after=1, hang=True)
     worker.faults.append(fault)
     with RunningTable(1, 100).admit("r") as ticket:
-        frames = rpc.generate(worker.record.address, request(), 30, ticket)
-        await anext(frames)
-        following = asyncio.ensure_future(anext(frames))
+        reading = asyncio.create_task(read(rpc, worker, ticket))
         await fault.reached.wait()
         await rpc.forget(worker.record.address)
-        await lost(following)
+        await lost(reading)
 
 
 async def test_an_abort_and_a_cancelled_caller_are_told_apart(worker: FakeWorker, rpc: WorkerRpc) -> None:
@@ -85,10 +90,8 @@ async def test_an_abort_and_a_cancelled_caller_are_told_apart(worker: FakeWorker
         fault = Fault(after=1, hang=True)
         worker.faults.append(fault)
         with table.admit("r") as ticket:
-            frames = rpc.generate(worker.record.address, request(), 30, ticket)
-            await anext(frames)
-            following = asyncio.ensure_future(anext(frames))
+            reading = asyncio.create_task(read(rpc, worker, ticket))
             await fault.reached.wait()
-            assert following.cancel() if how == "cancel" else table.abort("r")
+            assert reading.cancel() if how == "cancel" else table.abort("r")
             with pytest.raises(ending):
-                await following
+                await reading
