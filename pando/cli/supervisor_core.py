@@ -298,9 +298,10 @@ class SupervisorCore:
     def _stop(self, now_s: float) -> list[Action]:
         self.stopping = True
         for service in self.services:
-            service.due_s = float("inf")
             if service.phase in (Phase.WAITING, Phase.BACKOFF):
                 service.enter(Phase.STOPPED)
+            elif service.phase is not Phase.STOPPING:  # one that leaves keeps its deadline
+                service.due_s = float("inf")
         return self._stop_next_layer(now_s)
 
     def _stop_next_layer(self, now_s: float) -> list[Action]:

@@ -243,3 +243,11 @@ def test_while_it_stops_nothing_is_added_or_removed():
     core.handle(Exited("b", 0), 1)
     core.handle(Exited("a", 0), 1)
     assert core.done
+
+
+def test_what_was_removed_is_killed_in_its_time_though_all_is_stopped_meanwhile():
+    core = started(make_core(("a", 0), ("b", 1), ("c", 1)))
+    core.handle(Removed(("c",)), 0)
+    assert signals(core.handle(StopAsked(), 3)) == [("b", False)], "c has been asked"
+    assert signals(core.handle(Ticked(), 5)) == [("c", True)]
+    assert signals(core.handle(Ticked(), 8)) == [("b", True)]
