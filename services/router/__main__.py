@@ -21,9 +21,9 @@ from pando.v1 import inference_pb2_grpc
 from services.router.admission import Admission
 from services.router.breaker import BreakerLimits, Breakers
 from services.router.budget import RetryBudget
-from services.router.choice import Desk
 from services.router.config import RouterConfig, RouterSettings
 from services.router.decisions import DecisionLog
+from services.router.desk import Desk
 from services.router.intake import Intake
 from services.router.loop import Fleet, Reader
 from services.router.membership import Membership

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 from common.base.errors import DeadlineExceeded, Leg, Overloaded, PandoError
 from services.router.fair_queue import MAX_PRIORITY, Entry, FairQueue, rank, weight_of
+from services.router.flight import Flight
 from services.router.rate import Rate
 from services.router.seat import AdmissionLimits, Claim, Seat, Stage, Workers
 
@@ -29,24 +30,6 @@ MIN_COST_TOKENS = 32
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 60.0
 """OpenAI's SDKs wait as told up to this, and as they like beyond it."""
-CAP_STEP = 0.25
-"""Requests that the cap on those in flight grows by with each first token, after workers had no room."""
-
-
-@dataclass(slots=True)
-class _InFlight:
-    """What was dispatched.
-
-    Attributes:
-        num_unplaced: requests whose worker is not chosen yet.
-        cost_tokens: of those without a first token.
-        cap: most requests, since a worker had no room for one more; None: none was full since somebody waits.
-    """
-
-    num_requests: int = 0
-    num_unplaced: int = 0
-    cost_tokens: int = 0
-    cap: float | None = None
 
 
 @dataclass(slots=True)
@@ -66,7 +49,7 @@ class Admission:
         self._queue = FairQueue()
         self._seats: dict[Entry, Seat] = {}
         self._refused: list[Seat] = []
-        self._flight = _InFlight()
+        self._flight = Flight()
         self._speeds = _Speeds()
         self._now_s = 0.0
 
@@ -136,7 +119,7 @@ class Admission:
         Those whose time cannot suffice any more are refused on the way.
         """
         self._advance(now_s)
-        while len(self._queue) and self._may_dispatch(workers):
+        while len(self._queue) and self._flight.has_room(self._limits, self.dispatch_limit_tokens(workers), workers):
             entry = self._queue.pop()
             assert entry is not None, f"{len(self._queue)} requests wait, and nobody's turn comes"
             seat = self._seats[entry]
@@ -149,18 +132,15 @@ class Admission:
 
     def placed(self, seat: Seat) -> None:
         """A dispatched request has its worker."""
-        if seat.stage is Stage.DISPATCHED and not seat.placed:
-            seat.placed = True
-            self._flight.num_unplaced -= 1
+        self._flight.place(seat)
 
     def first_token(self, seat: Seat, now_s: float) -> None:
         """A dispatched request's prompt is computed; a second call does nothing."""
         if seat.stage is Stage.DISPATCHED:
             self._advance(now_s)
             self._speeds.prefill.add(seat.entry.cost_tokens)
-            self._land(seat, Stage.RUNNING)
-            if self._flight.cap is not None:
-                self._flight.cap += CAP_STEP
+            self._flight.land(seat)
+            self._flight.grow()
             self._advance(now_s)
 
     def output(self, seat: Seat, num_tokens: int) -> None:
@@ -175,8 +155,7 @@ class Admission:
         if seat.stage is not Stage.DISPATCHED or self._flight.num_requests == 1:
             return False
         self._advance(now_s)
-        self._land(seat, Stage.QUEUED)
-        self._flight.num_requests -= 1
+        self._flight.leave(seat, Stage.QUEUED)
         self._flight.cap = self._flight.num_requests
         self._queue.put_back(seat.entry)
         if seat.waited_s > 0:
@@ -190,8 +169,7 @@ class Admission:
             return
         self._advance(now_s)
         if seat.stage in (Stage.DISPATCHED, Stage.RUNNING):
-            self._land(seat, Stage.RUNNING)
-            self._flight.num_requests -= 1
+            self._flight.leave(seat, Stage.GONE)
         self._close(seat)
         self._advance(now_s)
 
@@ -205,34 +183,12 @@ class Admission:
         self._advance(now_s)
         return max(MIN_RETRY_AFTER_S, min(MAX_RETRY_AFTER_S, self._wait_s(self.queued_tokens)))
 
-    def _may_dispatch(self, workers: Workers) -> bool:
-        limits, flight = self._limits, self._flight
-        if not flight.num_requests:
-            return True
-        if 0 < limits.max_running_requests <= flight.num_requests:
-            return False
-        if flight.cap is not None and flight.num_requests >= int(flight.cap):
-            return False
-        if workers.num_free_seats is not None and workers.num_free_seats <= flight.num_unplaced:
-            return False
-        return flight.cost_tokens < self.dispatch_limit_tokens(workers) or workers.num_idle > flight.num_unplaced
-
     def _dispatch(self, seat: Seat, now_s: float) -> None:
-        seat.stage, seat.placed = Stage.DISPATCHED, False
+        self._flight.enter(seat)
         seat.waited_s = now_s - seat.arrived_s
         if seat.waited_s > 0:
             self._speeds.drain.add(seat.entry.cost_tokens)
-        self._flight.num_requests += 1
-        self._flight.num_unplaced += 1
-        self._flight.cost_tokens += seat.entry.cost_tokens
         self._advance(now_s)
-
-    def _land(self, seat: Seat, stage: Stage) -> None:
-        """A request at the workers moves on: its prompt no longer counts."""
-        if seat.stage is Stage.DISPATCHED:
-            self._flight.cost_tokens -= seat.entry.cost_tokens
-            self._flight.num_unplaced -= not seat.placed
-        seat.stage = stage
 
     def _refuse(self, seat: Seat, error: PandoError) -> None:
         seat.refusal = error

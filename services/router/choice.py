@@ -18,45 +18,23 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from math import inf
 
-from common.base.clock import Clock
 from common.base.errors import DeadlineExceeded, Draining, Leg, Overloaded, PandoError, PeerLost, WrongRole
-from common.base.logging import Logger
-from common.tokenizer.tokenizer import Tokenizer
-from services.router.budget import RetryBudget
-from services.router.config import RouterConfig
 from services.router.convert import decode_request, reuse_from_pb
-from services.router.decisions import DecisionLog
+from services.router.desk import Desk
 from services.router.job import Job
 from services.router.legs import Legs
-from services.router.loop import Fleet
-from services.router.metrics import RequestTrace, RouterMetrics
+from services.router.metrics import RequestTrace
 from services.router.output import Frame, Output
 from services.router.placement import Placement
 from services.router.policy import Plan, Task
 from services.router.prefix_view import WorkerKey
 from services.router.retry import Retries, blamed_leg, blames
 from services.router.running import Ticket
-from services.router.worker_rpc import WorkerRpc
 
 MISLED_S = 1.0
 """How long a request without a token waits for news of the roles."""
 CROWDED_S = 0.5
 """How often a stream asks workers again that had no room for it."""
-
-
-@dataclass(slots=True, frozen=True)
-class Desk:
-    """What every choice needs; made once by `__main__`."""
-
-    config: RouterConfig
-    fleet: Fleet
-    rpc: WorkerRpc
-    tokenizer: Tokenizer
-    metrics: RouterMetrics
-    clock: Clock
-    log: Logger
-    budget: RetryBudget
-    decisions: DecisionLog
 
 
 @dataclass(slots=True)

@@ -122,7 +122,7 @@ class RouterConfig(Section):
     inline_prompt_chars: int = Field(
         256,
         ge=0,
-        description="prompts up to this length are read on the event loop, longer ones in a thread; token ids count 1/16",
+        description="prompts up to this length are read on the event loop, others in a thread; an id counts 1/16",
     )
 
 

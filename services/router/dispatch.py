@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 from common.base.merge import merge
-from services.router.choice import Choice, Desk, Hints
+from services.router.choice import Choice, Hints
+from services.router.desk import Desk
 from services.router.job import Job
 from services.router.metrics import RequestTrace
 from services.router.output import Frame

@@ -11,7 +11,7 @@ from common.base.limits import LimitsConfig
 from common.rpc.server import Context, remaining_s
 from pando.v1 import inference_pb2, inference_pb2_grpc
 from services.router import convert, dispatch
-from services.router.choice import Desk
+from services.router.desk import Desk
 from services.router.explaining import explanation_to_pb
 from services.router.intake import Intake
 from services.router.job import Chat, Job
