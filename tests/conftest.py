@@ -1,3 +1,22 @@
 """Plugins of the whole suite."""
 
+import gc
+
+import pytest
+
+pytest.register_assert_rewrite("tests.support")
+
 pytest_plugins = ["pytester", "tests.support.cluster_fixtures", "tests.support.no_skips"]
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collector from what was imported and collected: it stays, and looking through it stops every thread."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Who forked workers for this session ends with it."""
+    from tests.support import nursery  # noqa: PLC0415 - only what was registered before is rewritten
+
+    nursery.close()

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -25,6 +23,7 @@ import grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 from pando.v1 import worker_pb2, worker_pb2_grpc
+from tests.support.nursery import THREADS, nursery
 from tests.support.tiny_model import tiny_model_dir
 
 KERNEL_CACHE = "PANDO_KERNEL_CACHE"
@@ -44,7 +43,7 @@ DEFAULT_FLAGS = {
 
 
 class WorkerProcess:
-    """One `python -m services.<role>`.
+    """One `python -m services.<role>`, by way of the nursery.
 
     Attributes:
         role: prefill or decode: which service was started.
@@ -62,15 +61,7 @@ class WorkerProcess:
         self._deaf = False
         self._ready = threading.Event()
         environment = {k: v for k, v in os.environ.items() if k == KERNEL_CACHE or not k.startswith("PANDO_")}
-        environment |= {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            [*_dies_with_parent(), sys.executable, "-m", f"services.{role}", *flags],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self.process = nursery().start(f"services.{role}", flags, environment | THREADS)
         self._follower = threading.Thread(target=self._follow, name=f"log-{role}")
         self._follower.start()
 
@@ -165,7 +156,6 @@ class WorkerProcess:
         return "\n".join(self.log[-num_lines:])
 
     def _follow(self) -> None:
-        assert self.process.stderr is not None
         with self.process.stderr as lines:
             for line in lines:
                 if self._deaf:
@@ -228,11 +218,6 @@ def wait_until(holds: Callable[[], bool], within_s: float, describe: Callable[[]
     while not holds():
         assert time.monotonic() < ends_at, describe()
         time.sleep(0.02)
-
-
-def _dies_with_parent() -> list[str]:
-    """A prefix that has a command killed when this process ends, however it ends, where the system can do that."""
-    return ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
 
 
 def _is_idle(stats: worker_pb2.GetStatsResponse) -> bool:
