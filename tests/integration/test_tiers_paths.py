@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -32,9 +34,9 @@ async def _split(worker: WorkerProcess, store: Path) -> None:
         colds = await client.cold(asks)
         await client.attach(store)
         await client.arm("l3.put", "delay(0.2)")
-        runs = await asyncio.gather(*(client.run(ask) for ask in asks))
+        async with writing_seen(client):
+            runs = await asyncio.gather(*(client.run(ask) for ask in asks))
         check_exact(asks, runs, colds)
-        assert (await client.tiers())["l3"].pending_writes, "the store was not slow: nothing was being written any more"
         await client.forget()
         for ask, cold in zip(asks, colds, strict=True):
             back = await client.run(ask)
@@ -43,6 +45,23 @@ async def _split(worker: WorkerProcess, store: Path) -> None:
             await client.forget()
         names = {name for ask in asks for name in names_of((*ask.prompt, 0))}
         assert num_files(store) == len(names) < sum(len(ask.prompt) // BLOCK for ask in asks), "forks are stored once"
+
+
+@asynccontextmanager
+async def writing_seen(client: TierClient) -> AsyncGenerator[None, None]:
+    """Fail unless something was being written to L3 at some time during the body, or still is after it."""
+    seen = [0]
+
+    async def look() -> None:
+        while not seen[0]:
+            seen[0] = (await client.tiers())["l3"].pending_writes
+            await asyncio.sleep(0.005)
+
+    looking = asyncio.create_task(look())
+    yield
+    looking.cancel()
+    await asyncio.gather(looking, return_exceptions=True)
+    assert seen[0] or (await client.tiers())["l3"].pending_writes, "the store was not slow"
 
 
 @pytest.mark.parametrize("tiers", ["no-l2", "l2"])

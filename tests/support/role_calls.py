@@ -8,7 +8,7 @@ from common.base.errors import Leg
 from common.rpc.errors import from_rpc_error
 from pando.v1 import admin_pb2, admin_pb2_grpc
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 60.0
 
 
 async def set_role(address: str, *roles: str, drain_s: float | None = None) -> admin_pb2.SetRoleResponse:
