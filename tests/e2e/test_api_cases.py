@@ -12,6 +12,7 @@ from tests.support.cluster import Cluster, poll
 
 LONG = "one two three four five six seven eight nine ten " * 8
 WORKERS = ("prefill-0", "decode-0")
+SOON_S = 30.0
 Json = dict[str, Any]
 
 
@@ -40,8 +41,8 @@ def test_cached_tokens_of_the_answers_add_up_to_the_counters(tiny_cluster: Clust
     usages += [tiny_cluster.target.stream(CHAT, streamed)[-1]["usage"] for _ in range(2)]
     assert _cached(usages[0]) == 0 and all(_cached(usage) > 0 for usage in usages[1:])
     total = sum(map(_cached, usages))
-    poll(router, total, 2.0, "the router's cached tokens")
-    poll(workers, total, 2.0, "the workers' cached tokens")
+    poll(router, total, SOON_S, "the router's cached tokens")
+    poll(workers, total, SOON_S, "the workers' cached tokens")
 
 
 def test_tokens_of_the_answers_add_up_to_the_counters(tiny_cluster: Cluster) -> None:
@@ -54,7 +55,7 @@ def test_tokens_of_the_answers_add_up_to_the_counters(tiny_cluster: Cluster) -> 
     total = sum(tiny_cluster.target.ok(COMPLETIONS, body | ask)["usage"]["completion_tokens"] for ask in asks)
     assert total == 9 * 2 + 1 + 20
     for name, read in (("workers", drawn), ("router", sent), ("gateway", counted)):
-        poll(read, total, 2.0, f"generated tokens of the {name}")
+        poll(read, total, SOON_S, f"generated tokens of the {name}")
 
 
 def test_a_client_that_leaves_stops_the_work_on_both_sides(tiny_cluster: Cluster) -> None:
@@ -72,8 +73,8 @@ def test_a_client_that_leaves_stops_the_work_on_both_sides(tiny_cluster: Cluster
     for name, stats in before.items():
         after = tiny_cluster.stats(name)
         assert after.blocks_free + after.blocks_cached == stats.blocks_free + stats.blocks_cached, name
-    poll(aborted, 1, 2.0, "aborted requests of decode")
-    poll(routed, 1, 2.0, "aborted requests of the router")
+    poll(aborted, 1, SOON_S, "aborted requests of decode")
+    poll(routed, 1, SOON_S, "aborted requests of the router")
     assert handed() == 1, "the prompt did not come from prefill"
     num_drawn = drawn()
     assert num_drawn < 2500, "decode went on for nobody"

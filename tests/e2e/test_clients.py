@@ -72,7 +72,7 @@ def test_every_grpc_service_reflects_and_is_healthy(tiny_cluster: Cluster, servi
             assert pool.FindServiceByName(name).methods
         health = health_pb2_grpc.HealthStub(channel)
         for name in ("", *SERVICES[service]):
-            answer = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=5)
+            answer = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=30)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING, name
 
 
@@ -87,24 +87,24 @@ def test_a_call_without_generated_code(tiny_cluster: Cluster) -> None:
             request_serializer=request.SerializeToString,
             response_deserializer=answer.FromString,
         )
-        assert b"".join(call(request(text="hello"), timeout=5).tokens) == b"hello"
+        assert b"".join(call(request(text="hello"), timeout=30).tokens) == b"hello"
 
 
 def test_tokenize_and_back(inference: inference_pb2_grpc.InferenceStub) -> None:
     text = "hello 日本語 🙂  12"
-    tokenized = inference.Tokenize(inference_pb2.TokenizeRequest(text=text), timeout=5)
+    tokenized = inference.Tokenize(inference_pb2.TokenizeRequest(text=text), timeout=30)
     assert b"".join(tokenized.tokens).decode() == text and len(tokenized.tokens) == len(tokenized.token_ids)
-    back = inference.Detokenize(inference_pb2.DetokenizeRequest(token_ids=tokenized.token_ids), timeout=5)
+    back = inference.Detokenize(inference_pb2.DetokenizeRequest(token_ids=tokenized.token_ids), timeout=30)
     assert back.text == text
     chat = types_pb2.ChatPrompt(messages=[types_pb2.ChatMessage(role="user", content="hi")])
-    rendered = inference.Tokenize(inference_pb2.TokenizeRequest(chat=chat), timeout=5)
+    rendered = inference.Tokenize(inference_pb2.TokenizeRequest(chat=chat), timeout=30)
     assert "hi" in rendered.text and b"".join(rendered.tokens).decode() == rendered.text
 
 
 def test_model_workers_and_generate(inference: inference_pb2_grpc.InferenceStub, tiny_cluster: Cluster) -> None:
-    model = inference.GetModel(inference_pb2.GetModelRequest(), timeout=5)
+    model = inference.GetModel(inference_pb2.GetModelRequest(), timeout=30)
     assert (model.name, model.block_size, model.has_chat_template) == (tiny_cluster.model, 16, True)
-    workers = inference.ListWorkers(inference_pb2.ListWorkersRequest(), timeout=5).workers
+    workers = inference.ListWorkers(inference_pb2.ListWorkersRequest(), timeout=30).workers
     assert {worker.worker_id: worker.state for worker in workers} == {"prefill-0": "ready", "decode-0": "ready"}
     sampling = types_pb2.SamplingParams(max_tokens=5, temperature=0)
     request = inference_pb2.GenerateRequest(text="hello", sampling=sampling, return_prompt_token_ids=True)
@@ -124,10 +124,10 @@ def test_ids_duplicate_and_unknown(inference: inference_pb2_grpc.InferenceStub) 
     running = inference.Generate(request, timeout=60)
     next(running)
     with pytest.raises(grpc.RpcError) as refused:
-        list(inference.Generate(request, timeout=5))
+        list(inference.Generate(request, timeout=30))
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert inference.Abort(inference_pb2.AbortRequest(request_id="twice"), timeout=5).found
+    assert inference.Abort(inference_pb2.AbortRequest(request_id="twice"), timeout=30).found
     with pytest.raises(grpc.RpcError) as ended:
         list(running)
     assert ended.value.code() is grpc.StatusCode.CANCELLED
-    assert not inference.Abort(inference_pb2.AbortRequest(request_id="nobody"), timeout=5).found
+    assert not inference.Abort(inference_pb2.AbortRequest(request_id="nobody"), timeout=30).found

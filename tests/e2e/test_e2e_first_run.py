@@ -23,7 +23,7 @@ from tests.support.fake_cluster import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models/SmolLM2-135M-Instruct"
-START_S = 120.0
+START_S = 240.0
 QUESTION = "What is the capital of France?"
 
 pytestmark = pytest.mark.e2e
@@ -35,7 +35,7 @@ def pando(*arguments: object, timeout_s: float = START_S) -> subprocess.Complete
 
 
 def get_json(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=10) as response:
+    with urllib.request.urlopen(url, timeout=60) as response:
         return json.loads(response.read())
 
 
@@ -75,7 +75,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def test_the_printed_request_works_when_pasted(cluster: Cluster):
     line = next(line for line in cluster.printed.splitlines() if line.strip().startswith("curl "))
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120, check=True)
     assert "Paris" in json.loads(done.stdout)["choices"][0]["message"]["content"]
     assert shlex.split(line)[2].startswith(cluster.state().url)
 
@@ -95,12 +95,12 @@ def test_chat_answers_each_line(cluster: Cluster):
     command = [sys.executable, "-m", "pando.cli.main", "chat", "--temperature", "0", "--max-tokens", "24"]
     command += ["--run-dir", str(cluster.folder.path)]
     lines = f"Hello!\n/new\n{QUESTION}\n"
-    done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=60, check=True, cwd=ROOT)
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120, check=True, cwd=ROOT)
     assert "Paris" in done.stdout.split("> ")[3]
 
 
 def test_starting_again_only_tells_the_url(cluster: Cluster):
-    done = pando("up", "--detach", "--run-dir", cluster.folder.path, timeout_s=15)
+    done = pando("up", "--detach", "--run-dir", cluster.folder.path, timeout_s=START_S)
     assert done.returncode == 0
     assert f"already up (ready): {cluster.state().url}" in done.stdout
 
@@ -114,7 +114,7 @@ def test_status_shows_processes_workers_and_readiness(cluster: Cluster):
         "prefill-0": ["prefill"],
         "decode-0": ["decode"],
     }
-    assert all(worker["blocks_held"] == 0 for worker in workers.values())
+    eventually(lambda: not any(one["blocks_held"] for one in cluster.status()["workers"]), "nothing is held")
     readable = pando("status", "--run-dir", cluster.folder.path)
     assert readable.returncode == 0
     assert re.search(r"decode-0 +decode +ready", readable.stdout)
@@ -124,7 +124,7 @@ def test_every_prometheus_target_answers(cluster: Cluster):
     targets = json.loads((cluster.folder.path / "prometheus" / "targets.json").read_text())
     assert {entry["labels"]["service"] for entry in targets} == {"kvstore", "prefill", "decode", "router", "gateway"}
     for entry in targets:
-        with urllib.request.urlopen(f"http://{entry['targets'][0]}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"http://{entry['targets'][0]}/metrics", timeout=60) as response:
             assert b"# HELP pando_" in response.read()
 
 
@@ -167,7 +167,7 @@ def test_launch_serves_in_the_foreground_until_ctrl_c(tmp_path: Path):
         assert [service.name for service in state.services] == ["registry", "worker-0", "router", "gateway"]
         assert [model["id"] for model in get_json(f"{state.url}/v1/models")["data"]] == ["tiny"]
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
         assert not any(service.process.alive() for service in state.services)
         assert state.supervisor == ProcessId(process.pid, state.supervisor.started)
     finally:

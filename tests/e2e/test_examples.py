@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import ROOT, SMOLLM2, Cluster
+from tests.support.cluster import ROOT, SMOLLM2, UNHURRIED, Cluster
 
 EXAMPLES = ROOT / "examples"
 
@@ -22,7 +22,7 @@ EXAMPLES = ROOT / "examples"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder in which `make up` was run."""
     path = tmp_path_factory.mktemp("examples")
-    with Cluster(path / "run", "--profile", "unified", model=SMOLLM2):
+    with Cluster(path / "run", *UNHURRIED, "--profile", "unified", model=SMOLLM2):
         yield path
 
 

@@ -8,12 +8,13 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.cluster import Cluster
+from tests.support.cluster import UNHURRIED, Cluster
 from tests.support.workers import wait_until
 
 pytestmark = pytest.mark.e2e
 WORDS = " ".join(f"word{number}" for number in range(60))
 STORE = "kvstore-0"
+BLOCK = 16
 
 
 def ask(cluster: Cluster) -> dict[str, Any]:
@@ -29,22 +30,22 @@ def from_store(cluster: Cluster) -> float:
     return cluster.metric("router", "pando_router_cached_tokens_total", tier="l3")
 
 
-def wait_for_disk(cluster: Cluster) -> None:
-    """Wait until the store has objects, all of them on disk."""
+def wait_for_disk(cluster: Cluster, num_objects: int) -> None:
+    """Wait until the store has so many objects or more, all of them on disk."""
 
     def done() -> bool:
         objects, on_disk = (cluster.metric(STORE, f"pando_kvstore_{name}") for name in ("objects", "disk_objects"))
-        return objects == on_disk > 0
+        return objects == on_disk >= num_objects
 
-    wait_until(done, 20, lambda: "nothing came to the store's disk")
+    wait_until(done, 120, lambda: f"fewer than {num_objects} blocks came to the store's disk")
 
 
 def test_yesterdays_prefixes_are_served_from_disk(tmp_path: Path) -> None:
-    flags = ("--store", "on", "--worker.hicache-storage-prefetch-policy", "wait_complete")
+    flags = (*UNHURRIED, "--store", "on", "--worker.hicache-storage-prefetch-policy", "wait_complete")
     with Cluster(tmp_path / "run", *flags) as cluster:
         first = ask(cluster)
         assert from_store(cluster) == 0
-        wait_for_disk(cluster)
+        wait_for_disk(cluster, first["usage"]["prompt_tokens"] // BLOCK)
         cluster.down()
         cluster.up()
         second = ask(cluster)

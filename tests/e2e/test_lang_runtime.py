@@ -72,8 +72,8 @@ def test_it_ends_with_a_killed_owner(tmp_path: Path) -> None:
     finally:
         owner.send_signal(signal.SIGKILL)
         owner.wait()
-    wait_until(lambda: not processes_with(marks), 30.0, lambda: f"still running: {processes_with(marks)}")
-    wait_until(lambda: not list(tmp_path.iterdir()), 10.0, lambda: f"left: {list(tmp_path.iterdir())}")
+    wait_until(lambda: not processes_with(marks), 120.0, lambda: f"still running: {processes_with(marks)}")
+    wait_until(lambda: not list(tmp_path.iterdir()), 120.0, lambda: f"left: {list(tmp_path.iterdir())}")
 
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_json_is_whole_though_its_decode_worker_is_killed_and_a_router_ends(clus
         lives = [worker for worker in known if worker.worker_id == "decode-1"]
         return bool(lives) and lives[0].incarnation != old.incarnation and not lives[0].blocks_in_view
 
-    asyncio.run(wait_known(cluster, has_no_credit, 5.0, "the old life's blocks are forgotten"))
+    asyncio.run(wait_known(cluster, has_no_credit, 60.0, "the old life's blocks are forgotten"))
 
 
 def test_a_frozen_decode_worker_is_left_and_its_late_words_do_no_harm(cluster: Cluster, schema: Work) -> None:

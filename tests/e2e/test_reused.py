@@ -18,7 +18,7 @@ import grpc
 import pytest
 
 from pando.v1 import inference_pb2, inference_pb2_grpc, types_pb2
-from tests.support.cluster import Cluster
+from tests.support.cluster import UNHURRIED, Cluster
 from tests.support.oracle import Ask, Run, WorkerClient
 from tests.support.role_calls import set_role
 from tests.support.tiny_vocab import tiny_vocab
@@ -29,7 +29,7 @@ BLOCK = 16
 NUM_TURNS = 6
 NUM_OUTPUT = 40
 VOCAB = len(tiny_vocab().tokens)
-VIEW_S = 5.0
+VIEW_S = 60.0
 Call: TypeAlias = "grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]"
 WORKERS = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 
@@ -92,7 +92,7 @@ class RouterClient:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[Cluster, None, None]:
-    flags = ("--prefill-workers", "2", "--decode-workers", "2", "--worker.local-prefill-tokens", "0")
+    flags = (*UNHURRIED, "--prefill-workers", "2", "--decode-workers", "2", "--worker.local-prefill-tokens", "0")
     with Cluster(tmp_path_factory.mktemp("reused"), *flags, "--router.remote-prefill-min-tokens", "1") as started:
         started.wait_serving()
         yield started

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from pando.v1 import inference_pb2, inference_pb2_grpc, types_pb2
-from tests.support.cluster import Cluster
+from tests.support.cluster import UNHURRIED, Cluster
 from tests.support.oracle import Ask
 from tests.support.tier_client import BLOCK, TierClient
 
@@ -150,7 +150,7 @@ CASES = [(door, tier) for door in DOORS for tier in TIERS if (door, tier) != ("p
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Generator[Cluster, None, None]:
     folder = tmp_path_factory.mktemp("tenants")
     flags = FLAGS | {"hicache-storage-dir": str(folder / "store")}
-    given = [part for name, value in flags.items() for part in (f"--worker.{name}", value)]
+    given = [*UNHURRIED] + [part for name, value in flags.items() for part in (f"--worker.{name}", value)]
     with Cluster(folder / "run", *given, "--router.remote-prefill-min-tokens", "32") as started:
         started.wait_serving()
         yield started

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.api_cases import COMPLETIONS
-from tests.support.cluster import Cluster
+from tests.support.cluster import UNHURRIED, Cluster, poll
 from tests.support.load import make_prompts
 
 DRIVERS = ("shm", "ucx", "tcp")
@@ -28,7 +28,7 @@ def cluster(driver: str, request: pytest.FixtureRequest, tmp_path_factory: pytes
     if driver == "shm":
         yield request.getfixturevalue("_tiny_cluster")
         return
-    with Cluster(tmp_path_factory.mktemp(driver), "--transport", driver) as started:
+    with Cluster(tmp_path_factory.mktemp(driver), *UNHURRIED, "--transport", driver) as started:
         yield started
 
 
@@ -63,7 +63,8 @@ def test_prompts_are_computed_on_prefill_and_cross_by_the_driver_meant(
     num_bytes = sum(usage["transfer_bytes"] for usage in usages)
     assert _bytes_read(cluster, "decode-0", driver=driver) - by_driver == num_bytes > 0
     assert _bytes_read(cluster, "decode-0") - by_any == num_bytes, "another driver moved bytes"
-    assert {name: _handoffs(cluster, name) - count for name, count in before.items()} == dict.fromkeys(before, 3)
+    for name, count in before.items():
+        poll(lambda name=name: _handoffs(cluster, name), count + 3, 30.0, f"handoffs of {name}")  # type: ignore[misc]
     texts[driver] = [answer["choices"][0]["text"] for answer in answers]
     assert len({tuple(answer) for answer in texts.values()}) == 1, "the transport changed the text"
 

@@ -14,14 +14,14 @@ import pytest
 if TYPE_CHECKING:
     from tests.support.cluster import Cluster
 
-FRAGILE = ("--router.migration-wait-s", "60", "--gateway.router-wait-s", "60")
+FRAGILE = ("--router.migration-wait-s", "60", "--gateway.router-wait-s", "60", "--worker.enable-failpoints")
 
 
 @pytest.fixture(scope="session")
 def _tiny_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    from tests.support.cluster import Cluster  # noqa: PLC0415
+    from tests.support.cluster import UNHURRIED, Cluster  # noqa: PLC0415
 
-    with Cluster(tmp_path_factory.mktemp("tiny-cluster")) as cluster:
+    with Cluster(tmp_path_factory.mktemp("tiny-cluster"), *UNHURRIED) as cluster:
         yield cluster
 
 
