@@ -9,9 +9,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from common.cache import kvstore_wire as wire
 from common.cache.l3 import HEADER_BYTES
+from pando.cli.errors import CliError
+from pando.cli.main import app
 from tests.support.kvstore_rig import StoreRig, running_store
 from tests.support.l3_contract import BLOCK_BYTES, OTHER_SPACE, SPACE, BareStore, block_of, key_of
 
@@ -30,7 +33,15 @@ async def rig() -> AsyncIterator[StoreRig]:
 
 
 async def pando_store(*arguments: str) -> tuple[int, str, str]:
-    """Exit status, output, errors."""
+    """Exit status, output, errors; in this process, which has imported all that it needs."""
+    done = await asyncio.to_thread(CliRunner().invoke, app, ["store", *arguments])
+    if isinstance(done.exception, CliError):
+        return done.exception.code, done.stdout, str(done.exception)
+    return done.exit_code, done.stdout, done.stderr
+
+
+async def as_process(*arguments: str) -> tuple[int, str, str]:
+    """The same as a user's own process."""
     command = (sys.executable, "-m", "pando.cli.main", "store", *arguments)
     process = await asyncio.create_subprocess_exec(
         *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
@@ -80,7 +91,7 @@ async def test_a_quota_is_seen_and_a_namespace_goes_without_the_others() -> None
 
 
 async def test_what_cannot_work_is_one_line(rig: StoreRig) -> None:
-    code, _, err = await pando_store("--node", "127.0.0.1:1", "stat")
+    code, _, err = await as_process("--node", "127.0.0.1:1", "stat")
     assert code == 1 and err.count("\n") == 1
     code, _, err = await pando_store("--node", rig.address, "rm", "xyz")
     assert code == 2 and "not hex" in err

@@ -351,5 +351,5 @@ async def test_a_slow_store_costs_no_time_at_the_end(client: FakeMooncake) -> No
     await store.lookup([key_of(1)], 0.01)
     started_s = time.monotonic()
     await store.close()
-    assert time.monotonic() - started_s < 5
+    assert time.monotonic() - started_s < 15
     thaw.set()

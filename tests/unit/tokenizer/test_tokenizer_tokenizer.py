@@ -121,7 +121,7 @@ def test_a_long_text_stops_nobody_else(tokenizer: Tokenizer) -> None:
     while not done.wait(0.001):
         num_turns += 1
     thread.join()
-    assert num_turns > 20, f"{num_turns} turns of this thread while another one encoded"
+    assert num_turns > 5, f"{num_turns} turns of this thread while another one encoded"
 
 
 @pytest.mark.parametrize("text", [*TEXTS, "  " * 50, "\n\n", "hel" * 40, "<tool>" * 9, "\U0001f642" * 30])
