@@ -46,8 +46,8 @@ class KvStoreConfig:
         addresses: of all its nodes, host:port; empty: they are found in the registry.
         registry_url, cluster: where they register.
         client_id: name of this client, for people.
-        inline_bytes: what a lookup finds comes with its answer when it has no more bytes: they cost less there than a
-            read of their own.
+        inline_bytes: what a lookup finds comes with its answer, and what is put with its call, when it has no more: it
+            costs less there than a read of its own.
         staging_bytes: memory for puts of blocks that do not lie in regions that are lent anyway.
         drivers: transports, best first, where the process has none of its own.
         timeouts: of channels.
@@ -84,7 +84,9 @@ class KvStoreBackend:
             host_id=here,
             inline_bytes=config.inline_bytes,
         )
-        self._put = StorePut(self._calls, self._view, self._staging, clock, here)
+        self._put = StorePut(
+            self._calls, self._view, self._staging, clock, host_id=here, inline_bytes=config.inline_bytes
+        )
         self._registry: RegistryReader | None = None
         self._transports: TransportSet | None = None
         self._tasks: set[asyncio.Task[None]] = set()

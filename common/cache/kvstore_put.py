@@ -1,7 +1,8 @@
 """Writing a batch of blocks to the store: where to, in which waves, and what became of each.
 
-The node reads what is offered, so a put is: choose a node, make a wave of blocks readable, one call, take the memory
-back. A few waves run at a time: while the node reads one, the next is copied and hashed.
+Few bytes travel with the call. Else the node reads what is offered, so a put is: choose a node, make a wave of blocks
+readable, one call, take the memory back. A few waves run at a time: while the node reads one, the next is copied and
+hashed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from common.cache.kvstore_staging import Offered, Staging, Wave
 from common.cache.kvstore_view import StoreView
 from common.cache.kvstore_wire import Put
 from common.cache.l3 import PutState, SealedBlock
+from common.transport.base import Extent
+from common.transport.checksum import checksum
 from pando.v1 import kvstore_pb2
 
 _WAVES_AT_ONCE = 3
@@ -33,14 +36,30 @@ _STATES = {
 
 
 class StorePut:
-    """Puts; lives on the client's loop."""
+    """Puts; lives on the client's loop.
 
-    def __init__(self, calls: StoreCalls, view: StoreView, staging: Staging, clock: Clock, host_id: str) -> None:
+    Args:
+        calls, view, staging, clock: of the client.
+        host_id: where it is.
+        inline_bytes: batches of no more travel with the call.
+    """
+
+    def __init__(
+        self,
+        calls: StoreCalls,
+        view: StoreView,
+        staging: Staging,
+        clock: Clock,
+        *,
+        host_id: str,
+        inline_bytes: int,
+    ) -> None:
         self._calls = calls
         self._view = view
         self._staging = staging
         self._clock = clock
         self._host_id = host_id
+        self._inline_bytes = inline_bytes
         self._slots = asyncio.Semaphore(_WAVES_AT_ONCE)
 
     async def put(self, blocks: Sequence[SealedBlock], deadline_s: float) -> list[PutState]:
@@ -49,11 +68,17 @@ class StorePut:
         present, addresses = await self._place(blocks, deadline_s)
         answers = [PutState.PRESENT if there else PutState.ERROR for there in present]
         todo = [index for index, there in enumerate(present) if not there]
-        if not addresses or deadline_s <= 0:
+        if not todo or not addresses or deadline_s <= 0:
             return answers
-        waves = self._staging.split([blocks[index] for index in todo])
-        results = await asyncio.gather(*(self._put_wave(wave, addresses, ends_s) for wave in waves))
-        for index, state in zip(todo, chain.from_iterable(results), strict=True):
+        new = [blocks[index] for index in todo]
+        if sum([block.payload.nbytes for block in new]) <= self._inline_bytes:
+            payloads = b"".join([block.payload for block in new])
+            states = await self._send(new, _sent_along(new), addresses, ends_s, payloads)
+        else:
+            waves = self._staging.split(new)
+            results = await asyncio.gather(*(self._put_wave(wave, addresses, ends_s) for wave in waves))
+            states = list(chain.from_iterable(results))
+        for index, state in zip(todo, states, strict=True):
             answers[index] = state
         return answers
 
@@ -99,7 +124,12 @@ class StorePut:
                 self._staging.give_back(offered)
 
     async def _send(
-        self, wave: Sequence[SealedBlock], offered: Offered, addresses: Sequence[str], ends_s: float
+        self,
+        wave: Sequence[SealedBlock],
+        offered: Offered,
+        addresses: Sequence[str],
+        ends_s: float,
+        payloads: bytes = b"",
     ) -> list[PutState]:
         """Offer a wave to the best node, and to the next if that one is gone."""
         request = kvstore_pb2.PutRequest(
@@ -108,6 +138,7 @@ class StorePut:
             extents=wire.pack_offers(offered.extents),
             incarnation=offered.incarnation,
             endpoints=wire.pack_endpoints(offered.endpoints),
+            payloads=payloads,
         )
         for address in addresses[:_NODES_TO_TRY]:
             try:
@@ -120,3 +151,10 @@ class StorePut:
             if len(response.states) == len(wave):
                 return [_STATES.get(Put(code), PutState.ERROR) for code in response.states]
         return [PutState.ERROR] * len(wave)
+
+
+def _sent_along(wave: Sequence[SealedBlock]) -> Offered:
+    """Extents of blocks whose bytes travel with the call: few, so that hashing them holds nobody up."""
+    sums = [checksum(block.payload) if block.checksum is None else block.checksum for block in wave]
+    lengths = [block.payload.nbytes for block in wave]
+    return Offered([Extent(0, 0, 0, length, 0, value) for length, value in zip(lengths, sums, strict=True)], (), 0)

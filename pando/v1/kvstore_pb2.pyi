@@ -149,20 +149,22 @@ class PlaceResponse(_message.Message):
     def __init__(self, present: _Optional[bytes] = ..., nodes: _Optional[_Iterable[_Union[StoreNode, _Mapping]]] = ...) -> None: ...
 
 class PutRequest(_message.Message):
-    __slots__ = ("keys", "headers", "extents", "incarnation", "endpoints", "soft_pin")
+    __slots__ = ("keys", "headers", "extents", "incarnation", "endpoints", "soft_pin", "payloads")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     HEADERS_FIELD_NUMBER: _ClassVar[int]
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     SOFT_PIN_FIELD_NUMBER: _ClassVar[int]
+    PAYLOADS_FIELD_NUMBER: _ClassVar[int]
     keys: _containers.RepeatedCompositeFieldContainer[KeyRun]
     headers: bytes
     extents: bytes
     incarnation: int
     endpoints: _containers.RepeatedCompositeFieldContainer[_types_pb2.TransportEndpoint]
     soft_pin: bool
-    def __init__(self, keys: _Optional[_Iterable[_Union[KeyRun, _Mapping]]] = ..., headers: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., incarnation: _Optional[int] = ..., endpoints: _Optional[_Iterable[_Union[_types_pb2.TransportEndpoint, _Mapping]]] = ..., soft_pin: bool = ...) -> None: ...
+    payloads: bytes
+    def __init__(self, keys: _Optional[_Iterable[_Union[KeyRun, _Mapping]]] = ..., headers: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., incarnation: _Optional[int] = ..., endpoints: _Optional[_Iterable[_Union[_types_pb2.TransportEndpoint, _Mapping]]] = ..., soft_pin: bool = ..., payloads: _Optional[bytes] = ...) -> None: ...
 
 class PutResponse(_message.Message):
     __slots__ = ("states", "retry_after_s")

@@ -142,9 +142,12 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
             wire.unpack_offers(request.extents, request.incarnation, len(names)),
             wire.unpack_endpoints(request.endpoints),
             request.soft_pin,
+            request.payloads,
         )
         if not all(extent.length for extent in offer.extents):
             raise InvalidRequest("an offered object is empty", reason="bad_store_request", leg=Leg.STORE)
+        if offer.payloads:
+            _check_payloads(offer)
         deadline_s = remaining_s(context, _DEFAULT_DEADLINE_S)
         states = await self._timed("put", self._node().intake.put(offer, deadline_s))
         retry_after_s = RETRY_AFTER_S if Put.NO_SPACE in states else 0.0
@@ -264,3 +267,10 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
 def _check_lease_ids(lease_ids: Sequence[int]) -> None:
     if len(lease_ids) > _MAX_LEASE_IDS:
         raise InvalidRequest(f"more than {_MAX_LEASE_IDS} leases", reason="bad_store_request", leg=Leg.STORE)
+
+
+def _check_payloads(offer: Offer) -> None:
+    num_bytes = sum([extent.length for extent in offer.extents])
+    if len(offer.payloads) != num_bytes or num_bytes > MAX_INLINE_BYTES:
+        what = f"{len(offer.payloads)} bytes of payloads for {num_bytes}, at most {MAX_INLINE_BYTES}"
+        raise InvalidRequest(what, reason="bad_store_request", leg=Leg.STORE)

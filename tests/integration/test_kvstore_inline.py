@@ -1,18 +1,24 @@
-"""Few bytes come with the answer to a lookup: without a read of their own, and checked as one."""
+"""Few bytes come with the answer to a lookup, or with a put: without a read of their own, and checked as one."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+import grpc
 import pytest
 
 from common.cache import kvstore_wire as wire
 from common.cache.kvstore_backend import KvStoreBackend
-from common.cache.l3 import State
+from common.cache.kvstore_wire import Put
+from common.cache.l3 import HEADER_BYTES, PutState, State
+from common.transport.base import Extent
+from common.transport.checksum import checksum
+from pando.v1 import kvstore_pb2, kvstore_pb2_grpc
 from services.kvstore.service import MAX_INLINE_BYTES
 from tests.support.kvstore_rig import StoreRig, running_store
 from tests.support.l3_contract import BLOCK_BYTES, BareStore, block_of, fetch, key_of, payload_of, targets
 
+STORED = PutState.STORED
 HIT, MISS, CORRUPT = State.HIT, State.MISS, State.CORRUPT
 KEYS = [key_of(number) for number in range(8)]
 
@@ -73,6 +79,45 @@ async def test_targets_of_another_length_are_not_written(backend: KvStoreBackend
     assert await store.read(lease, [(0, short), (1, right)]) == [CORRUPT, HIT]
     assert not any(short) and bytes(right) == payload_of(KEYS[1])
     await lease.close()
+
+
+async def test_few_bytes_are_put_with_the_call(rig: StoreRig, backend: KvStoreBackend) -> None:
+    store, new = BareStore(backend), [key_of(number) for number in range(20, 30)]
+    assert await store.put([block_of(key) for key in [*new[:3], KEYS[0]]]) == [STORED] * 3 + [PutState.PRESENT]
+    assert backend._staging._arena is None or not backend._staging.staged_bytes
+    assert rig.process.transports.counters["shm"].reads == 1, "the fixture's own"
+    assert await store.put([block_of(key) for key in new[3:]]) == [STORED] * 7
+    assert rig.process.transports.counters["shm"].reads == 2, "these were more"
+    assert await fetch(store, new) == [HIT] * 10
+
+
+async def test_bytes_that_are_not_what_they_are_said_to_be_never_become_an_object(rig: StoreRig) -> None:
+    payloads = [payload_of(key_of(number)) for number in (40, 41)]
+    request = kvstore_pb2.PutRequest(
+        keys=wire.pack_keys([key_of(40), key_of(41)]),
+        headers=bytes(2 * HEADER_BYTES),
+        extents=wire.pack_offers([Extent(0, 0, 0, len(p), 0, checksum(p)) for p in payloads]),
+        payloads=payloads[0] + payloads[0],
+    )
+    async with grpc.aio.insecure_channel(rig.address) as channel:
+        stub = kvstore_pb2_grpc.KvStoreServiceStub(channel)
+        assert list((await stub.Put(request, timeout=10)).states) == [Put.STORED, Put.CORRUPT]
+        for spoilt in (payloads[0], payloads[0] + payloads[1] + b"x"):
+            request.payloads = spoilt
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Put(request, timeout=10)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        large = bytes(MAX_INLINE_BYTES + 1)
+        request = kvstore_pb2.PutRequest(
+            keys=wire.pack_keys([key_of(42)]),
+            headers=bytes(HEADER_BYTES),
+            extents=wire.pack_offers([Extent(0, 0, 0, len(large), 0, checksum(large))]),
+            payloads=large,
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Put(request, timeout=10)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert rig.process.parts is not None and rig.process.parts.holdings.objects.staged_bytes == 0
 
 
 async def test_a_lease_that_wants_renewal_is_read_and_a_closed_one_is_not() -> None:
