@@ -1,4 +1,4 @@
-"""Writers of an SSD log killed at a thousand random points (tests/support/ssd_kills.py has the how)."""
+"""Writers of an SSD log killed at hundreds of random points (tests/support/ssd_kills.py has the how)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-LIVES = 1000
+LIVES = 400
 ROOT = Path(__file__).parents[2]
 
 
@@ -37,7 +37,7 @@ def tally_of(process: subprocess.Popen[str]) -> dict[str, int]:
     return tally
 
 
-def test_no_committed_object_is_lost_or_wrong_in_a_thousand_kills(folder: Path) -> None:
+def test_no_committed_object_is_lost_or_wrong_in_hundreds_of_kills(folder: Path) -> None:
     processes = [start(folder / str(seed), LIVES // 2, seed) for seed in (1, 2)]
     tallies = [tally_of(process) for process in processes]
     print(tallies)

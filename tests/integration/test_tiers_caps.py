@@ -15,7 +15,7 @@ from tests.support.store_files import num_files
 from tests.support.tier_client import BLOCK, MAX_L3_FILL, TierClient, all_at_once, check_exact
 from tests.support.workers import WorkerProcess, Workers
 
-NUM_REQUESTS, NUM_REPEATS, PROMPT_TOKENS, CONCURRENCY = 300, 90, 700, 4
+NUM_REQUESTS, NUM_REPEATS, PROMPT_TOKENS, CONCURRENCY = 110, 33, 700, 4
 L1_TOKENS, L2_TOKENS = 4096, 1024
 L3_BLOCKS = 512
 POLICIES = ("write_through", "write_through_selective", "write_back")
