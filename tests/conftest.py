@@ -3,8 +3,12 @@
 import gc
 
 import pytest
+from hypothesis import settings
 
 pytest.register_assert_rewrite("tests.support")
+
+settings.register_profile("pando", deadline=None)  # a busy machine is no counter-example
+settings.load_profile("pando")
 
 pytest_plugins = ["pytester", "tests.support.cluster_fixtures", "tests.support.no_skips"]
 

@@ -129,8 +129,9 @@ def _tend(channel: socket.socket) -> list[str] | None:
     """Fork whom the other side orders and tell how they end; None at its end, the arguments in a fork."""
     children: dict[int, tuple[int, int]] = {}
     while True:
-        for ready in select.select([channel, *children], [], [])[0]:
-            if ready is not channel:
+        watched: list[socket.socket | int] = [channel, *children]
+        for ready in select.select(watched, [], [])[0]:
+            if isinstance(ready, int):
                 pid, status = children.pop(ready)
                 code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
                 with contextlib.suppress(BrokenPipeError):
