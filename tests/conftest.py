@@ -2,10 +2,7 @@
 
 import gc
 
-import pytest
 from hypothesis import settings
-
-pytest.register_assert_rewrite("tests.support")
 
 settings.register_profile("pando", deadline=None)  # a busy machine is no counter-example
 settings.load_profile("pando")
@@ -21,6 +18,6 @@ def pytest_collection_finish() -> None:
 
 def pytest_sessionfinish() -> None:
     """Who forked workers for this session ends with it."""
-    from tests.support import nursery  # noqa: PLC0415 - only what was registered before is rewritten
+    from tests.support import nursery  # noqa: PLC0415 - pytest wants to import its plugins there first
 
     nursery.close()

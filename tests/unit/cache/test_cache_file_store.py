@@ -44,6 +44,7 @@ class TestFileStore(L3Contract):
         async def open_store() -> FileStore:
             store = FileStore(FileStoreConfig(str(tmp_path / "l3"), CAPACITY_BYTES))
             await store.start()
+            await store.counted()  # what is put meanwhile may count twice
             return store
 
         return Place(open_store)
