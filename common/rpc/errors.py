@@ -13,12 +13,10 @@ from contextlib import contextmanager
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
-from google.protobuf.message import DecodeError
 from google.rpc.status_pb2 import Status
 
 from common.base import errors
 from common.base.errors import Leg, PandoError
-from common.base.logging import get_logger
 from pando.v1 import types_pb2
 
 METADATA_KEY = "pando-error-bin"
@@ -94,16 +92,6 @@ def cancelled_elsewhere() -> bool:
     """
     task = asyncio.current_task()
     return task is not None and not task.cancelling()
-
-
-def at_the_edge(error: Exception) -> PandoError:
-    """What a handler's exception leaves as: anything that is no PandoError is a bug, logged here and INTERNAL there."""
-    if isinstance(error, PandoError):
-        return error
-    if isinstance(error, DecodeError):
-        return errors.InvalidRequest("a message cannot be parsed", reason="bad_message")
-    get_logger().error("unhandled error in an RPC handler", exc_info=error)
-    return errors.Internal(f"internal error: {type(error).__name__}")
 
 
 def status_of(error: PandoError) -> grpc.StatusCode:

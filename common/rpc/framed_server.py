@@ -17,7 +17,8 @@ from typing import Any, cast
 
 from common.base.errors import Overloaded, PandoError, Unsupported
 from common.rpc import frames
-from common.rpc.errors import at_the_edge, detail_of, status_of
+from common.rpc.edge import at_the_edge
+from common.rpc.errors import detail_of, status_of
 from common.rpc.frames import Frame, Frames, Method
 
 _MAX_CONNECTIONS = 256

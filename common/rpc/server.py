@@ -20,7 +20,8 @@ from grpc_reflection.v1alpha import reflection
 from common.base.config import TimeoutsConfig
 from common.base.failpoints import DISABLED, Failpoints
 from common.rpc.channel import keepalive_options
-from common.rpc.errors import at_the_edge, status_of, status_text, trailing_metadata
+from common.rpc.edge import at_the_edge
+from common.rpc.errors import status_of, status_text, trailing_metadata
 from common.rpc.failpoint_interceptor import FailpointInterceptor, Handler
 from common.rpc.framed_server import FramedServer, Served
 from common.rpc.frames import Method

@@ -13,9 +13,9 @@ from typing import TypeAlias
 
 import grpc
 
-from common.base.errors import HandoffAborted, LayoutMismatch, Leg
+from common.base.errors import HandoffAborted, LayoutMismatch, Leg, PeerLost
 from common.rpc.channel import ChannelPool
-from common.rpc.errors import from_rpc_error
+from common.rpc.errors import cancelled_elsewhere, from_rpc_error
 from common.sched.request import Request
 from common.transport.base import Endpoint
 from common.worker.convert import endpoint_from_pb, extent_from_pb
@@ -103,6 +103,10 @@ class HandoffReceiver:
             await call.done_writing()
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, Leg.PREFILL) from error
+        except asyncio.CancelledError:
+            if not cancelled_elsewhere():
+                raise
+            raise PeerLost("the prefill worker cut the handoff off", leg=Leg.PREFILL) from None
         finally:
             call.cancel()
             reading.cancel()

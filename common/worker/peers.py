@@ -29,7 +29,7 @@ from common.base.logging import get_logger
 from common.kv.hashing import HASH_BYTES
 from common.rpc.channel import ChannelPool
 from common.rpc.convert import join_hashes
-from common.rpc.errors import from_rpc_error
+from common.rpc.errors import cancelled_elsewhere, from_rpc_error
 from common.sched.request import Request
 from common.transport.base import Endpoint, Extent, Read
 from common.transport.select import TransportSet
@@ -202,5 +202,9 @@ class PeerPrefixes:
             yield Loan([endpoint_from_pb(e) for e in answer.endpoints], extents)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, Leg.TRANSFER) from error
+        except asyncio.CancelledError:
+            if not cancelled_elsewhere():
+                raise
+            raise PeerLost("the peer cut the loan off", leg=Leg.TRANSFER) from None
         finally:
             call.cancel()

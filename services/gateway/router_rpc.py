@@ -84,6 +84,10 @@ class RouterRpc:
             raise NotReady(
                 f"router at {self.address}: {error.details() or error.code().name}", leg=Leg.ROUTER
             ) from error
+        except asyncio.CancelledError:
+            if not cancelled_elsewhere():
+                raise
+            raise NotReady(f"router at {self.address} cut the probe off", leg=Leg.ROUTER) from None
         if answer.status != health_pb2.HealthCheckResponse.SERVING:
             raise NotReady(f"router at {self.address} is up but has no ready workers", leg=Leg.ROUTER)
 

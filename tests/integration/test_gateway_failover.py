@@ -270,7 +270,7 @@ async def test_a_router_that_goes_and_comes_back_is_named_once_each() -> None:
             async with asyncio.timeout(LIMIT_S):
                 while not any(line["event"] == "a router serves again" for line in lines):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-        told = [(line["event"], line.get("router")) for line in lines]
         address = f"127.0.0.1:{made.routers[0].port}"
-        assert told == [("a router does not serve", address), ("a router serves again", address)]
+        told = [line["event"] for line in lines if line.get("router") == address]
+        assert told == ["a router does not serve", "a router serves again"]
         assert (await made.client.get_model()).name == MODEL
