@@ -8,7 +8,7 @@ where clients of other makes (grpcurl, the gRPC libraries of other languages) lo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import grpc
@@ -92,6 +92,27 @@ def cancelled_elsewhere() -> bool:
     """
     task = asyncio.current_task()
     return task is not None and not task.cancelling()
+
+
+@contextmanager
+def calling(leg: Leg, cut_off: str, on_cut: Callable[[], None] | None = None) -> Iterator[None]:
+    """Turn what a call inside the `with` raises into our errors.
+
+    Args:
+        leg: the blame where the other side named none.
+        cut_off: says that the call was cancelled, by whoever but the current task: a PeerLost.
+        on_cut: called before that is raised; may raise what it means instead.
+    """
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error, leg) from error
+    except asyncio.CancelledError:
+        if not cancelled_elsewhere():
+            raise
+        if on_cut is not None:
+            on_cut()
+        raise errors.PeerLost(cut_off, leg=leg) from None
 
 
 def status_of(error: PandoError) -> grpc.StatusCode:

@@ -13,9 +13,9 @@ from typing import TypeAlias
 
 import grpc
 
-from common.base.errors import HandoffAborted, LayoutMismatch, Leg, PeerLost
+from common.base.errors import HandoffAborted, LayoutMismatch, Leg
 from common.rpc.channel import ChannelPool
-from common.rpc.errors import cancelled_elsewhere, from_rpc_error
+from common.rpc.errors import calling
 from common.sched.request import Request
 from common.transport.base import Endpoint
 from common.worker.convert import endpoint_from_pb, extent_from_pb
@@ -95,18 +95,13 @@ class HandoffReceiver:
         call = worker_pb2_grpc.PrefillServiceStub(self._channels.get(address)).Handoff(timeout=handoff.timeout_s)
         reading = asyncio.create_task(self._read_blocks(handoff, on_landed))
         try:
-            await call.write(worker_pb2.HandoffRequest(start=start))
-            wanted = await self._listen(call, handoff, on_first_token, reading)
-            if wanted:
-                handoff.announced.put_nowait(None)
-                await reading
-            await call.done_writing()
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, Leg.PREFILL) from error
-        except asyncio.CancelledError:
-            if not cancelled_elsewhere():
-                raise
-            raise PeerLost("the prefill worker cut the handoff off", leg=Leg.PREFILL) from None
+            with calling(Leg.PREFILL, "the prefill worker cut the handoff off"):
+                await call.write(worker_pb2.HandoffRequest(start=start))
+                wanted = await self._listen(call, handoff, on_first_token, reading)
+                if wanted:
+                    handoff.announced.put_nowait(None)
+                    await reading
+                await call.done_writing()
         finally:
             call.cancel()
             reading.cancel()

@@ -11,8 +11,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-import grpc
-
 from common.base.config import TimeoutsConfig
 from common.base.errors import (
     BlockCorrupt,
@@ -29,7 +27,7 @@ from common.base.logging import get_logger
 from common.kv.hashing import HASH_BYTES
 from common.rpc.channel import ChannelPool
 from common.rpc.convert import join_hashes
-from common.rpc.errors import cancelled_elsewhere, from_rpc_error
+from common.rpc.errors import calling
 from common.sched.request import Request
 from common.transport.base import Endpoint, Extent, Read
 from common.transport.select import TransportSet
@@ -187,24 +185,19 @@ class PeerPrefixes:
         stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(source.address))
         call = stub.Lend(timeout=self._timeouts.transfer_s)
         try:
-            await call.write(
-                worker_pb2.LendRequest(
-                    identity=self._identity.to_pb(),
-                    prefix_hashes=join_hashes(hashes),
-                    first_block=first_block,
-                    host_id=self._reader.trust.host_id,
+            with calling(Leg.TRANSFER, "the peer cut the loan off"):
+                await call.write(
+                    worker_pb2.LendRequest(
+                        identity=self._identity.to_pb(),
+                        prefix_hashes=join_hashes(hashes),
+                        first_block=first_block,
+                        host_id=self._reader.trust.host_id,
+                    )
                 )
-            )
-            answer = await call.read()
-            if not isinstance(answer, worker_pb2.LendResponse):
-                raise HandoffAborted("the peer ended the loan without an answer", leg=Leg.TRANSFER)
-            extents = [extent_from_pb(e) for e in answer.extents[: max(0, len(hashes) - first_block)]]
-            yield Loan([endpoint_from_pb(e) for e in answer.endpoints], extents)
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error, Leg.TRANSFER) from error
-        except asyncio.CancelledError:
-            if not cancelled_elsewhere():
-                raise
-            raise PeerLost("the peer cut the loan off", leg=Leg.TRANSFER) from None
+                answer = await call.read()
+                if not isinstance(answer, worker_pb2.LendResponse):
+                    raise HandoffAborted("the peer ended the loan without an answer", leg=Leg.TRANSFER)
+                extents = [extent_from_pb(e) for e in answer.extents[: max(0, len(hashes) - first_block)]]
+                yield Loan([endpoint_from_pb(e) for e in answer.endpoints], extents)
         finally:
             call.cancel()

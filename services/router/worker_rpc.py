@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import grpc
-
 from common.base.config import TimeoutsConfig
-from common.base.errors import Leg, PeerLost, StaleIncarnation
+from common.base.errors import Leg, StaleIncarnation
 from common.rpc.channel import ChannelPool
-from common.rpc.errors import cancelled_elsewhere, from_rpc_error
+from common.rpc.errors import calling
 from common.rpc.operator import AUTHORIZATION
 from pando.v1 import worker_pb2, worker_pb2_grpc
 from services.router.convert import info_from_pb, stats_from_pb, update_from_pb
 from services.router.index_update import Update
 from services.router.member import Info, Stats
 from services.router.running import Ticket
+
+_EJECTED = "the worker was ejected"
+"""Then its channel is closed, under the calls that are on it."""
 
 
 class WorkerRpc:
@@ -32,13 +32,13 @@ class WorkerRpc:
     async def get_info(self, address: str) -> Info:
         """Ask a worker who it is. Raises PandoError."""
         stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
-        with _translated(Leg.NONE):
+        with calling(Leg.NONE, _EJECTED):
             return info_from_pb(await stub.GetInfo(worker_pb2.GetInfoRequest(), timeout=self._handshake_s))
 
     async def get_stats(self, address: str) -> Stats:
         """Ask a worker for its load: a ping. Raises PandoError."""
         stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
-        with _translated(Leg.NONE):
+        with calling(Leg.NONE, _EJECTED):
             return stats_from_pb(await stub.GetStats(worker_pb2.GetStatsRequest(), timeout=self._ping_s))
 
     async def watch(self, address: str, incarnation: int) -> AsyncGenerator[Update, None]:
@@ -51,7 +51,7 @@ class WorkerRpc:
         stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
         call = stub.Watch(worker_pb2.WatchRequest())
         try:
-            with _translated(Leg.NONE):
+            with calling(Leg.NONE, _EJECTED):
                 async for message in call:
                     if message.incarnation != incarnation:
                         raise StaleIncarnation("another life answers at the worker's address")
@@ -73,7 +73,7 @@ class WorkerRpc:
         call = stub.Generate(request, timeout=timeout_s)
         ticket.on_abort(call.cancel)
         try:
-            with _translated(Leg.DECODE, ticket):
+            with calling(Leg.DECODE, _EJECTED, ticket.check):
                 yield call
         finally:
             ticket.forget(call.cancel)
@@ -86,7 +86,7 @@ class WorkerRpc:
 
         stub = admin_pb2_grpc.AdminServiceStub(self._channels.get(address))
         metadata = ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
-        with _translated(Leg.NONE):
+        with calling(Leg.NONE, _EJECTED):
             await stub.SetRole(admin_pb2.SetRoleRequest(roles=[role]), timeout=self._handshake_s, metadata=metadata)
 
     def forget(self, address: str) -> Coroutine[Any, Any, None]:
@@ -96,22 +96,3 @@ class WorkerRpc:
     async def close(self) -> None:
         """Close all channels."""
         await self._channels.close()
-
-
-@contextmanager
-def _translated(leg: Leg, ticket: Ticket | None = None) -> Iterator[None]:
-    """Turn what a call raises into our errors; `leg` is the blame where the worker named none.
-
-    A call that was cancelled here was so by one of three: our own task is, the request was aborted, or the worker was
-    ejected and its channel closed.
-    """
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        raise from_rpc_error(error, leg) from error
-    except asyncio.CancelledError:
-        if not cancelled_elsewhere():
-            raise
-        if ticket is not None:
-            ticket.check()
-        raise PeerLost("the worker was ejected", leg=leg) from None
