@@ -57,7 +57,7 @@ class KvStoreConfig:
     registry_url: str = ""
     cluster: str = "pando"
     client_id: str = ""
-    inline_bytes: int = 128 * 1024
+    inline_bytes: int = wire.MAX_INLINE_BYTES
     staging_bytes: int = 64 * 1024 * 1024
     drivers: tuple[str, ...] = DRIVER_NAMES
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)

@@ -12,7 +12,6 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Protocol
 
 from common.base.errors import BlockCorrupt, LeaseLost, PandoError, StaleIncarnation
@@ -42,7 +41,7 @@ class Part:
         extents, headers: packed, one per hit.
         renew_at_s: when half of its life is over.
         ends_s: when it is over, counted from before it was asked for.
-        payloads: of all hits, one after the other, if they came with the answer.
+        payloads: of all hits, if they came with the answer.
     """
 
     address: str
@@ -54,8 +53,7 @@ class Part:
     headers: bytes
     renew_at_s: float
     ends_s: float
-    payloads: bytes = b""
-    _starts: list[int] = field(default_factory=list)
+    payloads: Sequence[memoryview] = ()
 
     def extent(self, number: int) -> Extent:
         """Of a hit."""
@@ -65,13 +63,6 @@ class Part:
     def header(self, number: int) -> bytes:
         """Of a hit."""
         return self.headers[number * HEADER_BYTES : (number + 1) * HEADER_BYTES]
-
-    def payload(self, number: int) -> memoryview:
-        """Of a hit, if it came with the answer; else of no bytes."""
-        if not self._starts:
-            lengths = [length for _, length, _, _ in LEASED.iter_unpack(self.extents)]
-            self._starts = list(accumulate(lengths, initial=0))
-        return memoryview(self.payloads)[self._starts[number] : self._starts[number + 1]]
 
 
 class Board:
@@ -210,8 +201,8 @@ class KvStoreLease:
                 extent = part.extent(hit)
                 if extent.length != slot.payload.nbytes:
                     answers[number] = State.CORRUPT
-                elif now_s < part.renew_at_s and len(payload := part.payload(hit)) == extent.length:
-                    answers[number] = _copy(payload, part, hit, slot)
+                elif now_s < part.renew_at_s and part.payloads and len(part.payloads[hit]) == extent.length:
+                    answers[number] = _copy(part.payloads[hit], part, hit, slot)
                 else:
                     answers[number] = State.ERROR
                     by_part.setdefault(part, []).append((number, hit, extent))

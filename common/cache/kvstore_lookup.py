@@ -101,7 +101,7 @@ class StoreLookup:
             response.headers,
             asked_s + response.lease_ttl_s / 2,
             asked_s + response.lease_ttl_s,
-            response.payloads,
+            _payloads(response),
         )
 
     @property
@@ -188,3 +188,12 @@ class _Asking:
 
 async def _nothing() -> None:
     return
+
+
+def _payloads(response: kvstore_pb2.LookupAndLeaseResponse) -> list[memoryview]:
+    """What came with an answer: all that it lends, or nothing."""
+    if not response.payloads:
+        return []
+    return wire.split_payloads(
+        response.payloads, [length for _, length, *_ in wire.LEASED.iter_unpack(response.extents)]
+    )

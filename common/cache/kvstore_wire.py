@@ -14,6 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from itertools import accumulate, pairwise
 
 from common.base.errors import InvalidRequest, Leg
 from common.cache.l3 import HEADER_BYTES, BlockKey
@@ -23,6 +24,8 @@ from pando.v1 import kvstore_pb2, types_pb2
 
 MAX_KEYS = 4096
 MAX_FIELD_BYTES = 64
+MAX_INLINE_BYTES = 128 * 1024
+"""Of payloads that travel in a message: so few cost less there than a read of their own."""
 LEASED = struct.Struct("<QQQQ")
 """offset, length, generation, checksum"""
 OFFERED = struct.Struct("<IQQQQ")
@@ -82,7 +85,7 @@ def namespace_of(name: bytes) -> bytes:
 
 def prefix_of(namespace: bytes) -> bytes:
     """What the names of a namespace, and no others, begin with. Raises InvalidRequest."""
-    _check(0 < len(namespace) <= MAX_FIELD_BYTES, f"a namespace of {len(namespace)} bytes")
+    require(0 < len(namespace) <= MAX_FIELD_BYTES, f"a namespace of {len(namespace)} bytes")
     return bytes((len(namespace),)) + namespace
 
 
@@ -128,10 +131,10 @@ def unpack_names(runs: Iterable[kvstore_pb2.KeyRun], limit: int = MAX_KEYS) -> l
     names: list[bytes] = []
     for run in runs:
         step, hashes = run.hash_bytes, run.hashes
-        _check(0 < len(run.namespace) <= MAX_FIELD_BYTES, f"a namespace of {len(run.namespace)} bytes")
+        require(0 < len(run.namespace) <= MAX_FIELD_BYTES, f"a namespace of {len(run.namespace)} bytes")
         whole = 0 < step <= MAX_FIELD_BYTES and len(hashes) >= step and len(hashes) % step == 0
-        _check(whole, f"{len(hashes)} bytes of hashes of {step}")
-        _check(len(names) + len(hashes) // step <= limit, f"more than {limit} keys")
+        require(whole, f"{len(hashes)} bytes of hashes of {step}")
+        require(len(names) + len(hashes) // step <= limit, f"more than {limit} keys")
         head = _head(run.namespace, run.part)
         names += [head + one for (one,) in struct.iter_unpack(f"{step}s", hashes)]
     return names
@@ -139,7 +142,7 @@ def unpack_names(runs: Iterable[kvstore_pb2.KeyRun], limit: int = MAX_KEYS) -> l
 
 def unpack_offers(packed: bytes, incarnation: int, count: int) -> list[Extent]:
     """The extents that a writer offers. Raises InvalidRequest unless there are `count`."""
-    _check(len(packed) == count * OFFERED.size, f"{len(packed)} bytes of extents for {count} keys")
+    require(len(packed) == count * OFFERED.size, f"{len(packed)} bytes of extents for {count} keys")
     return [
         Extent(incarnation, segment, offset, length, generation, checksum)
         for segment, offset, length, generation, checksum in OFFERED.iter_unpack(packed)
@@ -153,8 +156,14 @@ def pack_offers(extents: Iterable[Extent]) -> bytes:
 
 def split_headers(packed: bytes, count: int) -> list[bytes]:
     """The headers of a batch. Raises InvalidRequest unless there are `count`."""
-    _check(len(packed) == count * HEADER_BYTES, f"{len(packed)} bytes of headers for {count} keys")
+    require(len(packed) == count * HEADER_BYTES, f"{len(packed)} bytes of headers for {count} keys")
     return [packed[at : at + HEADER_BYTES] for at in range(0, len(packed), HEADER_BYTES)]
+
+
+def split_payloads(packed: bytes, lengths: Iterable[int]) -> list[memoryview]:
+    """Payloads that lie one after the other; where there are too few bytes, the last ones are too short."""
+    ends = list(accumulate(lengths, initial=0))
+    return [memoryview(packed)[start:end] for start, end in pairwise(ends)]
 
 
 def pack_endpoints(endpoints: Iterable[Endpoint]) -> list[types_pb2.TransportEndpoint]:
@@ -199,6 +208,7 @@ def _close_run(runs: list[kvstore_pb2.KeyRun], kind: tuple[bytes, int, int] | No
         runs.append(kvstore_pb2.KeyRun(namespace=namespace, part=part, hash_bytes=hash_bytes, hashes=b"".join(hashes)))
 
 
-def _check(holds: bool, what: str) -> None:
+def require(holds: bool, what: str) -> None:
+    """Refuse a call that no client of ours makes. Raises InvalidRequest that says `what` it has, unless it `holds`."""
     if not holds:
         raise InvalidRequest(what, reason="bad_store_request", leg=Leg.STORE)

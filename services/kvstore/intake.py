@@ -17,11 +17,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 from common.base.errors import BlockCorrupt, LeaseLost, PandoError
 from common.base.logging import get_logger
-from common.cache.kvstore_wire import Put
+from common.cache.kvstore_wire import Put, split_payloads
 from common.transport.base import Endpoint, Extent, Read
 from common.transport.checksum import checksum
 from common.transport.select import TransportSet
@@ -177,13 +176,13 @@ class Intake:
 
     def _copy(self, call: _Call) -> None:
         """Take what came with the call."""
-        extents, payloads = call.offer.extents, memoryview(call.offer.payloads)
-        starts = list(accumulate([extent.length for extent in extents], initial=0))
+        extents = call.offer.extents
+        payloads = split_payloads(call.offer.payloads, [extent.length for extent in extents])
         whole = []
         for index, new in call.staged.items():
             assert new.run is not None
             pages = self._holdings.arena.view(new.run)
-            pages[:] = payloads[starts[index] : starts[index + 1]]
+            pages[:] = payloads[index]
             if checksum(pages) == extents[index].checksum:
                 whole.append(index)
             else:

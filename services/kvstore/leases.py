@@ -40,9 +40,8 @@ class LeaseBook:
         self._max_ttl_s = max_ttl_s
         self._max_leases = max_leases
         self._leases: dict[int, _Lease] = {}
-        self._ends: list[
-            tuple[float, int]
-        ] = []  # an entry a lease, at its end or before, and of leases that were released
+        # One entry a lease, at its end or before, and some of leases that were released.
+        self._ends: list[tuple[float, int]] = []
 
     def __len__(self) -> int:
         return len(self._leases)

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from common.base.errors import InvalidRequest, Leg, Unsupported
+from common.base.errors import Leg, Unsupported
 from common.cache import kvstore_wire as wire
 from common.cache.kvstore_placement import Candidate
 from common.cache.kvstore_wire import Lookup, Put
@@ -27,7 +27,6 @@ from services.kvstore.node import Found, Node
 from services.kvstore.terms import Terms
 
 SERVICE_NAME = "pando.v1.KvStoreService"
-MAX_INLINE_BYTES = 128 * 1024
 _DEFAULT_DEADLINE_S = 3.0
 _MAX_LEASE_IDS = 1 << 16
 """Of one call; more would hold everybody else up."""
@@ -105,7 +104,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
             deadline_s = remaining_s(context, _DEFAULT_DEADLINE_S)
             lookup = self._parts.node.lookup(names, request.lease_ttl_s, deadline_s)
             found = await self._timed("lookup", lookup)
-            self._add_found(response, states, found, min(request.inline_bytes, MAX_INLINE_BYTES))
+            self._add_found(response, states, found, min(request.inline_bytes, wire.MAX_INLINE_BYTES))
             response.term = self._parts.terms.term
         if self._leader is not None and self._leader.leading:
             self._leader.saw(names)
@@ -144,8 +143,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
             request.soft_pin,
             request.payloads,
         )
-        if not all(extent.length for extent in offer.extents):
-            raise InvalidRequest("an offered object is empty", reason="bad_store_request", leg=Leg.STORE)
+        wire.require(all(extent.length for extent in offer.extents), "an offered object is empty")
         if offer.payloads:
             _check_payloads(offer)
         deadline_s = remaining_s(context, _DEFAULT_DEADLINE_S)
@@ -265,12 +263,10 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
 
 
 def _check_lease_ids(lease_ids: Sequence[int]) -> None:
-    if len(lease_ids) > _MAX_LEASE_IDS:
-        raise InvalidRequest(f"more than {_MAX_LEASE_IDS} leases", reason="bad_store_request", leg=Leg.STORE)
+    wire.require(len(lease_ids) <= _MAX_LEASE_IDS, f"more than {_MAX_LEASE_IDS} leases")
 
 
 def _check_payloads(offer: Offer) -> None:
     num_bytes = sum([extent.length for extent in offer.extents])
-    if len(offer.payloads) != num_bytes or num_bytes > MAX_INLINE_BYTES:
-        what = f"{len(offer.payloads)} bytes of payloads for {num_bytes}, at most {MAX_INLINE_BYTES}"
-        raise InvalidRequest(what, reason="bad_store_request", leg=Leg.STORE)
+    what = f"{len(offer.payloads)} bytes of payloads for {num_bytes}, at most {wire.MAX_INLINE_BYTES}"
+    wire.require(len(offer.payloads) == num_bytes <= wire.MAX_INLINE_BYTES, what)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import orjson
 
-from common.base.errors import InvalidRequest, Leg, StepAborted, Unavailable
+from common.base.errors import Leg, StepAborted, Unavailable
 from common.base.logging import get_logger
+from common.cache.kvstore_wire import require
 from services.kvstore.leadership import MAX_TERM
 
 STALE_TERM = "stale_term"
@@ -42,9 +43,8 @@ class Terms:
         if term < self.term or (term == self.term and leader_id != self.leader_id):
             message = f"term {term} of {leader_id} is over: {self.leader_id} leads in term {self.term}"
             raise StepAborted(message, reason=STALE_TERM, leg=Leg.STORE, param=str(self.term))
-        if term > min(self.term + MAX_STEP, MAX_TERM) or len(leader_id) > MAX_ID_CHARS:
-            message = f"term {term} cannot follow term {self.term}, or the leader's id is too long"
-            raise InvalidRequest(message, reason="bad_store_request", leg=Leg.STORE)
+        require(term <= min(self.term + MAX_STEP, MAX_TERM), f"term {term} cannot follow term {self.term}")
+        require(len(leader_id) <= MAX_ID_CHARS, f"a leader's id of {len(leader_id)} characters")
         if (term, leader_id) != (self.term, self.leader_id):
             self._write(term, leader_id)
             self.term, self.leader_id = term, leader_id

@@ -9,12 +9,11 @@ import pytest
 
 from common.cache import kvstore_wire as wire
 from common.cache.kvstore_backend import KvStoreBackend
-from common.cache.kvstore_wire import Put
+from common.cache.kvstore_wire import MAX_INLINE_BYTES, Put
 from common.cache.l3 import HEADER_BYTES, PutState, State
 from common.transport.base import Extent
 from common.transport.checksum import checksum
 from pando.v1 import kvstore_pb2, kvstore_pb2_grpc
-from services.kvstore.service import MAX_INLINE_BYTES
 from tests.support.kvstore_rig import StoreRig, running_store
 from tests.support.l3_contract import BLOCK_BYTES, BareStore, block_of, fetch, key_of, payload_of, targets
 
