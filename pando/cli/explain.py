@@ -42,12 +42,11 @@ def explain_command(
 
 
 def _routers(run_dir: Path) -> list[str]:
-    from pando.cli.run_folder import RunFolder, RunLock  # noqa: PLC0415 - the other commands do not need it
+    from pando.cli.run_folder import RunFolder  # noqa: PLC0415 - the other commands do not need it
     from pando.cli.status import routers  # noqa: PLC0415 - imports gRPC
 
-    folder = RunFolder(run_dir)
-    state = folder.read_state()
-    if state is None or not RunLock(folder).held_by_another():
+    state = RunFolder(run_dir).running()
+    if state is None:
         raise CliError(f"nothing runs in {run_dir}", fix="pando up, or --router HOST:PORT", code=FAILED)
     return routers(state)
 

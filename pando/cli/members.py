@@ -7,7 +7,7 @@ from pathlib import Path
 from common.base.errors import Unavailable
 from common.rpc.registry import WORKER, RegistryReader
 from pando.cli.errors import CliError
-from pando.cli.run_folder import RunFolder, RunLock
+from pando.cli.run_folder import RunFolder
 
 ALL = "all"
 _REGISTRY_S = 3.0
@@ -20,8 +20,8 @@ def registry_of(run_dir: Path) -> str:
         CliError: nothing runs there.
     """
     folder = RunFolder(run_dir)
-    state = folder.read_state()
-    if state is None or not RunLock(folder).held_by_another():
+    state = folder.running()
+    if state is None:
         raise CliError(f"nothing runs in {folder.path}", fix="start it with pando up, or give --run-dir or --registry")
     return state.registry
 

@@ -135,6 +135,11 @@ class RunFolder:
         except (OSError, orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
             return None
 
+    def running(self) -> ClusterState | None:
+        """The state of the cluster that runs here now; None when there is none. Raises CliError as `RunLock` does."""
+        state = self.read_state()
+        return state if state is not None and RunLock(self).held_by_another() else None
+
     def write_state(self, state: ClusterState) -> None:
         """Replace the state and Prometheus' targets. Raises OSError when the disk does not take it."""
         self._replace("state.json", orjson.dumps(state, option=orjson.OPT_INDENT_2))

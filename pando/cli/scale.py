@@ -18,7 +18,7 @@ from pando.cli import admin_calls
 from pando.cli.errors import BAD_INPUT, FAILED, CliError
 from pando.cli.resize import leaving, of_kind
 from pando.cli.role_check import lost_roles
-from pando.cli.run_folder import ClusterState, RunFolder, RunLock
+from pando.cli.run_folder import ClusterState, RunFolder
 
 _POLL_S = 0.1
 
@@ -30,8 +30,8 @@ def scale(run_dir: Path, counts: Mapping[str, int], console: Console, *, force: 
         CliError: nothing runs there, or the cluster would lose a role.
     """
     folder = RunFolder(run_dir)
-    state = folder.read_state()
-    if state is None or state.state not in ("ready", "degraded") or not RunLock(folder).held_by_another():
+    state = folder.running()
+    if state is None or state.state not in ("ready", "degraded"):
         raise CliError(f"no cluster is up in {folder.path}", fix="pando up")
     names = [service.name for service in state.services]
     gone = leaving(names, counts)
