@@ -8,10 +8,13 @@ from __future__ import annotations
 import hmac
 import ipaddress
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from common.base.errors import InvalidRequest, PermissionDenied
-from common.rpc.server import Context
+
+if TYPE_CHECKING:
+    from common.rpc.server import Context
 
 AUTHORIZATION = "authorization"
 MAX_TOKEN_BYTES = 4096
