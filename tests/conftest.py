@@ -7,7 +7,7 @@ from hypothesis import settings
 settings.register_profile("pando", deadline=None)  # a busy machine is no counter-example
 settings.load_profile("pando")
 
-pytest_plugins = ["pytester", "tests.support.cluster_fixtures", "tests.support.no_skips"]
+pytest_plugins = ["pytester", "tests.support.cluster_fixtures", "tests.support.left_as_found", "tests.support.no_skips"]
 
 
 def pytest_collection_finish() -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import grpc
 
-from common.base.config import LogConfig, TimeoutsConfig
+from common.base.config import TimeoutsConfig
 from common.base.limits import LimitsConfig
-from common.base.logging import configure_logging
+from common.base.logging import get_logger
 from common.tokenizer.detokenizer import IncrementalDetokenizer
 from common.tokenizer.tokenizer import Tokenizer
 from pando.v1 import inference_pb2, inference_pb2_grpc, types_pb2, worker_pb2
@@ -121,8 +121,7 @@ async def second_router(
     made: Bench, model_dir: Path, **router: object
 ) -> AsyncGenerator[inference_pb2_grpc.InferenceStub, None]:
     """Another router that starts over the same workers; yields its stub once it knows of one of them."""
-    log = configure_logging(LogConfig(level="error", format="json"), service="router")
-    served = Router(settings(model_path=model_dir, **router), made.model, made.registry, log)
+    served = Router(settings(model_path=model_dir, **router), made.model, made.registry, get_logger())
     await served.start()
     try:
         async with grpc.aio.insecure_channel(served.address) as channel:
@@ -188,8 +187,7 @@ async def bench(
         for n, role in enumerate(roles)
     ]
     registry = FakeRegistry(*workers)
-    log = configure_logging(LogConfig(level="error", format="json"), service="router")
-    served = Router(settings(model_path=model_dir, **router), model, registry, log)
+    served = Router(settings(model_path=model_dir, **router), model, registry, get_logger())
     await served.start()
     async with grpc.aio.insecure_channel(served.address) as channel:
         made = Bench(served, registry, workers, model, inference_pb2_grpc.InferenceStub(channel), channel)
