@@ -85,7 +85,13 @@ class KvStoreBackend:
             inline_bytes=config.inline_bytes,
         )
         self._put = StorePut(
-            self._calls, self._view, self._staging, clock, host_id=here, inline_bytes=config.inline_bytes
+            self._calls,
+            self._view,
+            self._staging,
+            clock,
+            client_id=config.client_id,
+            host_id=here,
+            inline_bytes=config.inline_bytes,
         )
         self._registry: RegistryReader | None = None
         self._transports: TransportSet | None = None

@@ -40,7 +40,7 @@ class StorePut:
 
     Args:
         calls, view, staging, clock: of the client.
-        host_id: where it is.
+        client_id, host_id: its names.
         inline_bytes: batches of no more travel with the call.
     """
 
@@ -51,6 +51,7 @@ class StorePut:
         staging: Staging,
         clock: Clock,
         *,
+        client_id: str,
         host_id: str,
         inline_bytes: int,
     ) -> None:
@@ -58,6 +59,7 @@ class StorePut:
         self._view = view
         self._staging = staging
         self._clock = clock
+        self._client_id = client_id
         self._host_id = host_id
         self._inline_bytes = inline_bytes
         self._slots = asyncio.Semaphore(_WAVES_AT_ONCE)
@@ -139,6 +141,7 @@ class StorePut:
             incarnation=offered.incarnation,
             endpoints=wire.pack_endpoints(offered.endpoints),
             payloads=payloads,
+            client_id=self._client_id,
         )
         for address in addresses[:_NODES_TO_TRY]:
             try:

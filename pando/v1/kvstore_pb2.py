@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from pando.v1 import types_pb2 as pando_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16pando/v1/kvstore.proto\x12\x08pando.v1\x1a\x14pando/v1/types.proto\"M\n\x06KeyRun\x12\x11\n\tnamespace\x18\x01 \x01(\x0c\x12\x0c\n\x04part\x18\x02 \x01(\r\x12\x12\n\nhash_bytes\x18\x03 \x01(\r\x12\x0e\n\x06hashes\x18\x04 \x01(\x0c\"-\n\tStoreNode\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\x86\x01\n\x15LookupAndLeaseRequest\x12\x1e\n\x04keys\x18\x01 \x03(\x0b\x32\x10.pando.v1.KeyRun\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x13\n\x0blease_ttl_s\x18\x03 \x01(\x01\x12\x0f\n\x07host_id\x18\x04 \x01(\t\x12\x14\n\x0cinline_bytes\x18\x05 \x01(\r\"\xb0\x02\n\x16LookupAndLeaseResponse\x12\x0e\n\x06states\x18\x01 \x01(\x0c\x12\x10\n\x08lease_id\x18\x02 \x01(\x06\x12\x13\n\x0blease_ttl_s\x18\x03 \x01(\x01\x12\x13\n\x0bincarnation\x18\x04 \x01(\x06\x12\x0f\n\x07segment\x18\x05 \x01(\r\x12\x0f\n\x07\x65xtents\x18\x06 \x01(\x0c\x12\x0f\n\x07headers\x18\x07 \x01(\x0c\x12.\n\tendpoints\x18\x08 \x03(\x0b\x32\x1b.pando.v1.TransportEndpoint\x12\"\n\x05nodes\x18\t \x03(\x0b\x32\x13.pando.v1.StoreNode\x12\x11\n\telsewhere\x18\n \x01(\x0c\x12\x0c\n\x04term\x18\x0b \x01(\x04\x12\x10\n\x08\x63omplete\x18\x0c \x01(\x08\x12\x10\n\x08payloads\x18\r \x01(\x0c\"6\n\x0cRenewRequest\x12\x11\n\tlease_ids\x18\x01 \x03(\x06\x12\x13\n\x0blease_ttl_s\x18\x02 \x01(\x01\"3\n\rRenewResponse\x12\r\n\x05\x61live\x18\x01 \x01(\x0c\x12\x13\n\x0blease_ttl_s\x18\x02 \x01(\x01\"#\n\x0eReleaseRequest\x12\x11\n\tlease_ids\x18\x01 \x03(\x06\"\x11\n\x0fReleaseResponse\"R\n\x0cPlaceRequest\x12\x1e\n\x04keys\x18\x01 \x03(\x0b\x32\x10.pando.v1.KeyRun\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07host_id\x18\x03 \x01(\t\"D\n\rPlaceResponse\x12\x0f\n\x07present\x18\x01 \x01(\x0c\x12\"\n\x05nodes\x18\x02 \x03(\x0b\x32\x13.pando.v1.StoreNode\"\xb7\x01\n\nPutRequest\x12\x1e\n\x04keys\x18\x01 \x03(\x0b\x32\x10.pando.v1.KeyRun\x12\x0f\n\x07headers\x18\x02 \x01(\x0c\x12\x0f\n\x07\x65xtents\x18\x03 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x04 \x01(\x06\x12.\n\tendpoints\x18\x05 \x03(\x0b\x32\x1b.pando.v1.TransportEndpoint\x12\x10\n\x08soft_pin\x18\x06 \x01(\x08\x12\x10\n\x08payloads\x18\x07 \x01(\x0c\"4\n\x0bPutResponse\x12\x0e\n\x06states\x18\x01 \x01(\x0c\x12\x15\n\rretry_after_s\x18\x02 \x01(\x01\"/\n\rRemoveRequest\x12\x1e\n\x04keys\x18\x01 \x03(\x0b\x32\x10.pando.v1.KeyRun\"%\n\x0eRemoveResponse\x12\x13\n\x0bnum_removed\x18\x01 \x01(\r\"+\n\x16RemoveNamespaceRequest\x12\x11\n\tnamespace\x18\x01 \x01(\x0c\".\n\x17RemoveNamespaceResponse\x12\x13\n\x0bnum_removed\x18\x01 \x01(\x04\"N\n\x12ListObjectsRequest\x12\x12\n\npage_token\x18\x01 \x01(\x0c\x12\x11\n\tnamespace\x18\x02 \x01(\x0c\x12\x11\n\tpage_size\x18\x03 \x01(\r\"W\n\x13ListObjectsResponse\x12\'\n\x07objects\x18\x01 \x03(\x0b\x32\x16.pando.v1.StoredObject\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\x0c\"\x8a\x01\n\x0cStoredObject\x12\x1f\n\x03key\x18\x01 \x01(\x0b\x32\x12.pando.v1.BlockKey\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x11\n\tin_memory\x18\x03 \x01(\x08\x12\x0f\n\x07on_disk\x18\x04 \x01(\x08\x12\x10\n\x08soft_pin\x18\x05 \x01(\x08\x12\x10\n\x08num_pins\x18\x06 \x01(\r\"6\n\rVerifyRequest\x12\x12\n\npage_token\x18\x01 \x01(\x0c\x12\x11\n\tnamespace\x18\x02 \x01(\x0c\"c\n\x0eVerifyResponse\x12\x13\n\x0bnum_checked\x18\x01 \x01(\r\x12#\n\x07\x64\x61maged\x18\x02 \x03(\x0b\x32\x12.pando.v1.BlockKey\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\x0c\"\x16\n\x14GetStoreStatsRequest\"\xfd\x03\n\x15GetStoreStatsResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\r\n\x05roles\x18\x03 \x03(\t\x12\x0f\n\x07host_id\x18\x04 \x01(\t\x12\x0c\n\x04term\x18\x05 \x01(\x04\x12\x11\n\tleader_id\x18\x06 \x01(\t\x12\x13\n\x0bnum_objects\x18\x07 \x01(\x04\x12\x11\n\tnum_bytes\x18\x08 \x01(\x04\x12\x16\n\x0e\x63\x61pacity_bytes\x18\t \x01(\x04\x12\x14\n\x0cmemory_bytes\x18\n \x01(\x04\x12\x1d\n\x15memory_capacity_bytes\x18\x0b \x01(\x04\x12\x12\n\ndisk_bytes\x18\x0c \x01(\x04\x12\x1b\n\x13\x64isk_capacity_bytes\x18\r \x01(\x04\x12\x14\n\x0c\x64isk_objects\x18\x0e \x01(\x04\x12\x17\n\x0funwritten_bytes\x18\x0f \x01(\x04\x12\x14\n\x0cstaged_bytes\x18\x10 \x01(\x04\x12\x12\n\nnum_leases\x18\x11 \x01(\r\x12\x12\n\ntransports\x18\x12 \x03(\t\x12\x17\n\x0f\x64irectory_nodes\x18\x13 \x01(\r\x12\x19\n\x11\x64irectory_objects\x18\x14 \x01(\x04\x12\x0f\n\x07leading\x18\x15 \x01(\x08\x12\x10\n\x08\x63omplete\x18\x16 \x01(\x08\x12\x13\n\x0b\x66ramed_port\x18\x17 \x01(\r\"P\n\x15WatchInventoryRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x11\n\tleader_id\x18\x02 \x01(\t\x12\x16\n\x0eleader_address\x18\x03 \x01(\t\"\xca\x01\n\x16WatchInventoryResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x10\n\x08snapshot\x18\x03 \x01(\x08\x12\x14\n\x0csnapshot_end\x18\x04 \x01(\x08\x12\x1f\n\x05\x61\x64\x64\x65\x64\x18\x05 \x03(\x0b\x32\x10.pando.v1.KeyRun\x12!\n\x07removed\x18\x06 \x03(\x0b\x32\x10.pando.v1.KeyRun\x12\"\n\x05space\x18\x07 \x01(\x0b\x32\x13.pando.v1.NodeSpace\"H\n\tNodeSpace\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x04\x12\x12\n\nfree_bytes\x18\x03 \x01(\x04*\xa6\x01\n\x0bLookupState\x12\x1c\n\x18LOOKUP_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10LOOKUP_STATE_HIT\x10\x01\x12\x15\n\x11LOOKUP_STATE_MISS\x10\x02\x12\x18\n\x14LOOKUP_STATE_EXPIRED\x10\x03\x12\x16\n\x12LOOKUP_STATE_ERROR\x10\x04\x12\x1a\n\x16LOOKUP_STATE_ELSEWHERE\x10\x05*\xab\x01\n\x08PutState\x12\x19\n\x15PUT_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10PUT_STATE_STORED\x10\x01\x12\x15\n\x11PUT_STATE_PRESENT\x10\x02\x12\x16\n\x12PUT_STATE_NO_SPACE\x10\x03\x12\x15\n\x11PUT_STATE_CORRUPT\x10\x04\x12\x13\n\x0fPUT_STATE_ERROR\x10\x05\x12\x13\n\x0fPUT_STATE_QUOTA\x10\x06\x32\x94\x06\n\x0eKvStoreService\x12S\n\x0eLookupAndLease\x12\x1f.pando.v1.LookupAndLeaseRequest\x1a .pando.v1.LookupAndLeaseResponse\x12\x38\n\x05Renew\x12\x16.pando.v1.RenewRequest\x1a\x17.pando.v1.RenewResponse\x12>\n\x07Release\x12\x18.pando.v1.ReleaseRequest\x1a\x19.pando.v1.ReleaseResponse\x12\x38\n\x05Place\x12\x16.pando.v1.PlaceRequest\x1a\x17.pando.v1.PlaceResponse\x12\x32\n\x03Put\x12\x14.pando.v1.PutRequest\x1a\x15.pando.v1.PutResponse\x12;\n\x06Remove\x12\x17.pando.v1.RemoveRequest\x1a\x18.pando.v1.RemoveResponse\x12V\n\x0fRemoveNamespace\x12 .pando.v1.RemoveNamespaceRequest\x1a!.pando.v1.RemoveNamespaceResponse\x12J\n\x0bListObjects\x12\x1c.pando.v1.ListObjectsRequest\x1a\x1d.pando.v1.ListObjectsResponse\x12;\n\x06Verify\x12\x17.pando.v1.VerifyRequest\x1a\x18.pando.v1.VerifyResponse\x12P\n\rGetStoreStats\x12\x1e.pando.v1.GetStoreStatsRequest\x1a\x1f.pando.v1.GetStoreStatsResponse\x12U\n\x0eWatchInventory\x12\x1f.pando.v1.WatchInventoryRequest\x1a .pando.v1.WatchInventoryResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16pando/v1/kvstore.proto\x12\x08pando.v1\x1a\x14pando/v1/types.proto\"M\n\x06KeyRun\x12\x11\n\tnamespace\x18\x01 \x01(\x0c\x12\x0c\n\x04part\x18\x02 \x01(\r\x12\x12\n\nhash_bytes\x18\x03 \x01(\r\x12\x0e\n\x06hashes\x18\x04 \x01(\x0c\"-\n\tStoreNode\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\x86\x01\n\x15LookupAndLeaseRequest\x12\x1e\n\x04keys\x18\x01 \x03(\x0b\x32\x10.pando.v1.KeyRun\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x13\n\x0blease_ttl_s\x18\x03 \x01(\x01\x12\x0f\n\x07host_id\x18\x04 \x01(\t\x12\x14\n\x0cinline_bytes\x18\x05 \x01(\r\"\xb0\x02\n\x16LookupAndLeaseResponse\x12\x0e\n\x06states\x18\x01 \x01(\x0c\x12\x10\n\x08lease_id\x18\x02 \x01(\x06\x12\x13\n\x0blease_ttl_s\x18\x03 \x01(\x01\x12\x13\n\x0bincarnation\x18\x04 \x01(\x06\x12\x0f\n\x07segment\x18\x05 \x01(\r\x12\x0f\n\x07\x65xtents\x18\x06 \x01(\x0c\x12\x0f\n\x07headers\x18\x07 \x01(\x0c\x12.\n\tendpoints\x18\x08 \x03(\x0b\x32\x1b.pando.v1.TransportEndpoint\x12\"\n\x05nodes\x18\t \x03(\x0b\x32\x13.pando.v1.StoreNode\x12\x11\n\telsewhere\x18\n \x01(\x0c\x12\x0c\n\x04term\x18\x0b \x01(\x04\x12\x10\n\x08\x63omplete\x18\x0c \x01(\x08\x12\x10\n\x08payloads\x18\r \x01(\x0c\"6\n\x0cRenewRequest\x12\x11\n\tlease_ids\x18\x01 \x03(\x06\x12\x13\n\x0blease_ttl_s\x18\x02 \x01(\x01\"3\n\rRenewResponse\x12\r\n\x05\x61live\x18\x01 \x01(\x0c\x12\x13\n\x0blease_ttl_s\x18\x02 \x01(\x01\"#\n\x0eReleaseRequest\x12\x11\n\tlease_ids\x18\x01 \x03(\x06\"\x11\n\x0fReleaseResponse\"R\n\x0cPlaceRequest\x12\x1e\n\x04keys\x18\x01 \x03(\x0b\x32\x10.pando.v1.KeyRun\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07host_id\x18\x03 \x01(\t\"D\n\rPlaceResponse\x12\x0f\n\x07present\x18\x01 \x01(\x0c\x12\"\n\x05nodes\x18\x02 \x03(\x0b\x32\x13.pando.v1.StoreNode\"\xca\x01\n\nPutRequest\x12\x1e\n\x04keys\x18\x01 \x03(\x0b\x32\x10.pando.v1.KeyRun\x12\x0f\n\x07headers\x18\x02 \x01(\x0c\x12\x0f\n\x07\x65xtents\x18\x03 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x04 \x01(\x06\x12.\n\tendpoints\x18\x05 \x03(\x0b\x32\x1b.pando.v1.TransportEndpoint\x12\x10\n\x08soft_pin\x18\x06 \x01(\x08\x12\x10\n\x08payloads\x18\x07 \x01(\x0c\x12\x11\n\tclient_id\x18\x08 \x01(\t\"4\n\x0bPutResponse\x12\x0e\n\x06states\x18\x01 \x01(\x0c\x12\x15\n\rretry_after_s\x18\x02 \x01(\x01\"/\n\rRemoveRequest\x12\x1e\n\x04keys\x18\x01 \x03(\x0b\x32\x10.pando.v1.KeyRun\"%\n\x0eRemoveResponse\x12\x13\n\x0bnum_removed\x18\x01 \x01(\r\"+\n\x16RemoveNamespaceRequest\x12\x11\n\tnamespace\x18\x01 \x01(\x0c\".\n\x17RemoveNamespaceResponse\x12\x13\n\x0bnum_removed\x18\x01 \x01(\x04\"N\n\x12ListObjectsRequest\x12\x12\n\npage_token\x18\x01 \x01(\x0c\x12\x11\n\tnamespace\x18\x02 \x01(\x0c\x12\x11\n\tpage_size\x18\x03 \x01(\r\"W\n\x13ListObjectsResponse\x12\'\n\x07objects\x18\x01 \x03(\x0b\x32\x16.pando.v1.StoredObject\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\x0c\"\x8a\x01\n\x0cStoredObject\x12\x1f\n\x03key\x18\x01 \x01(\x0b\x32\x12.pando.v1.BlockKey\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x11\n\tin_memory\x18\x03 \x01(\x08\x12\x0f\n\x07on_disk\x18\x04 \x01(\x08\x12\x10\n\x08soft_pin\x18\x05 \x01(\x08\x12\x10\n\x08num_pins\x18\x06 \x01(\r\"6\n\rVerifyRequest\x12\x12\n\npage_token\x18\x01 \x01(\x0c\x12\x11\n\tnamespace\x18\x02 \x01(\x0c\"c\n\x0eVerifyResponse\x12\x13\n\x0bnum_checked\x18\x01 \x01(\r\x12#\n\x07\x64\x61maged\x18\x02 \x03(\x0b\x32\x12.pando.v1.BlockKey\x12\x17\n\x0fnext_page_token\x18\x03 \x01(\x0c\"\x16\n\x14GetStoreStatsRequest\"\xfd\x03\n\x15GetStoreStatsResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\r\n\x05roles\x18\x03 \x03(\t\x12\x0f\n\x07host_id\x18\x04 \x01(\t\x12\x0c\n\x04term\x18\x05 \x01(\x04\x12\x11\n\tleader_id\x18\x06 \x01(\t\x12\x13\n\x0bnum_objects\x18\x07 \x01(\x04\x12\x11\n\tnum_bytes\x18\x08 \x01(\x04\x12\x16\n\x0e\x63\x61pacity_bytes\x18\t \x01(\x04\x12\x14\n\x0cmemory_bytes\x18\n \x01(\x04\x12\x1d\n\x15memory_capacity_bytes\x18\x0b \x01(\x04\x12\x12\n\ndisk_bytes\x18\x0c \x01(\x04\x12\x1b\n\x13\x64isk_capacity_bytes\x18\r \x01(\x04\x12\x14\n\x0c\x64isk_objects\x18\x0e \x01(\x04\x12\x17\n\x0funwritten_bytes\x18\x0f \x01(\x04\x12\x14\n\x0cstaged_bytes\x18\x10 \x01(\x04\x12\x12\n\nnum_leases\x18\x11 \x01(\r\x12\x12\n\ntransports\x18\x12 \x03(\t\x12\x17\n\x0f\x64irectory_nodes\x18\x13 \x01(\r\x12\x19\n\x11\x64irectory_objects\x18\x14 \x01(\x04\x12\x0f\n\x07leading\x18\x15 \x01(\x08\x12\x10\n\x08\x63omplete\x18\x16 \x01(\x08\x12\x13\n\x0b\x66ramed_port\x18\x17 \x01(\r\"P\n\x15WatchInventoryRequest\x12\x0c\n\x04term\x18\x01 \x01(\x04\x12\x11\n\tleader_id\x18\x02 \x01(\t\x12\x16\n\x0eleader_address\x18\x03 \x01(\t\"\xca\x01\n\x16WatchInventoryResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x10\n\x08snapshot\x18\x03 \x01(\x08\x12\x14\n\x0csnapshot_end\x18\x04 \x01(\x08\x12\x1f\n\x05\x61\x64\x64\x65\x64\x18\x05 \x03(\x0b\x32\x10.pando.v1.KeyRun\x12!\n\x07removed\x18\x06 \x03(\x0b\x32\x10.pando.v1.KeyRun\x12\"\n\x05space\x18\x07 \x01(\x0b\x32\x13.pando.v1.NodeSpace\"H\n\tNodeSpace\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x04\x12\x12\n\nfree_bytes\x18\x03 \x01(\x04*\xa6\x01\n\x0bLookupState\x12\x1c\n\x18LOOKUP_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10LOOKUP_STATE_HIT\x10\x01\x12\x15\n\x11LOOKUP_STATE_MISS\x10\x02\x12\x18\n\x14LOOKUP_STATE_EXPIRED\x10\x03\x12\x16\n\x12LOOKUP_STATE_ERROR\x10\x04\x12\x1a\n\x16LOOKUP_STATE_ELSEWHERE\x10\x05*\xab\x01\n\x08PutState\x12\x19\n\x15PUT_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10PUT_STATE_STORED\x10\x01\x12\x15\n\x11PUT_STATE_PRESENT\x10\x02\x12\x16\n\x12PUT_STATE_NO_SPACE\x10\x03\x12\x15\n\x11PUT_STATE_CORRUPT\x10\x04\x12\x13\n\x0fPUT_STATE_ERROR\x10\x05\x12\x13\n\x0fPUT_STATE_QUOTA\x10\x06\x32\x94\x06\n\x0eKvStoreService\x12S\n\x0eLookupAndLease\x12\x1f.pando.v1.LookupAndLeaseRequest\x1a .pando.v1.LookupAndLeaseResponse\x12\x38\n\x05Renew\x12\x16.pando.v1.RenewRequest\x1a\x17.pando.v1.RenewResponse\x12>\n\x07Release\x12\x18.pando.v1.ReleaseRequest\x1a\x19.pando.v1.ReleaseResponse\x12\x38\n\x05Place\x12\x16.pando.v1.PlaceRequest\x1a\x17.pando.v1.PlaceResponse\x12\x32\n\x03Put\x12\x14.pando.v1.PutRequest\x1a\x15.pando.v1.PutResponse\x12;\n\x06Remove\x12\x17.pando.v1.RemoveRequest\x1a\x18.pando.v1.RemoveResponse\x12V\n\x0fRemoveNamespace\x12 .pando.v1.RemoveNamespaceRequest\x1a!.pando.v1.RemoveNamespaceResponse\x12J\n\x0bListObjects\x12\x1c.pando.v1.ListObjectsRequest\x1a\x1d.pando.v1.ListObjectsResponse\x12;\n\x06Verify\x12\x17.pando.v1.VerifyRequest\x1a\x18.pando.v1.VerifyResponse\x12P\n\rGetStoreStats\x12\x1e.pando.v1.GetStoreStatsRequest\x1a\x1f.pando.v1.GetStoreStatsResponse\x12U\n\x0eWatchInventory\x12\x1f.pando.v1.WatchInventoryRequest\x1a .pando.v1.WatchInventoryResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pando.v1.kvstore_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LOOKUPSTATE']._serialized_start=2733
-  _globals['_LOOKUPSTATE']._serialized_end=2899
-  _globals['_PUTSTATE']._serialized_start=2902
-  _globals['_PUTSTATE']._serialized_end=3073
+  _globals['_LOOKUPSTATE']._serialized_start=2752
+  _globals['_LOOKUPSTATE']._serialized_end=2918
+  _globals['_PUTSTATE']._serialized_start=2921
+  _globals['_PUTSTATE']._serialized_end=3092
   _globals['_KEYRUN']._serialized_start=58
   _globals['_KEYRUN']._serialized_end=135
   _globals['_STORENODE']._serialized_start=137
@@ -57,37 +57,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PLACERESPONSE']._serialized_start=877
   _globals['_PLACERESPONSE']._serialized_end=945
   _globals['_PUTREQUEST']._serialized_start=948
-  _globals['_PUTREQUEST']._serialized_end=1131
-  _globals['_PUTRESPONSE']._serialized_start=1133
-  _globals['_PUTRESPONSE']._serialized_end=1185
-  _globals['_REMOVEREQUEST']._serialized_start=1187
-  _globals['_REMOVEREQUEST']._serialized_end=1234
-  _globals['_REMOVERESPONSE']._serialized_start=1236
-  _globals['_REMOVERESPONSE']._serialized_end=1273
-  _globals['_REMOVENAMESPACEREQUEST']._serialized_start=1275
-  _globals['_REMOVENAMESPACEREQUEST']._serialized_end=1318
-  _globals['_REMOVENAMESPACERESPONSE']._serialized_start=1320
-  _globals['_REMOVENAMESPACERESPONSE']._serialized_end=1366
-  _globals['_LISTOBJECTSREQUEST']._serialized_start=1368
-  _globals['_LISTOBJECTSREQUEST']._serialized_end=1446
-  _globals['_LISTOBJECTSRESPONSE']._serialized_start=1448
-  _globals['_LISTOBJECTSRESPONSE']._serialized_end=1535
-  _globals['_STOREDOBJECT']._serialized_start=1538
-  _globals['_STOREDOBJECT']._serialized_end=1676
-  _globals['_VERIFYREQUEST']._serialized_start=1678
-  _globals['_VERIFYREQUEST']._serialized_end=1732
-  _globals['_VERIFYRESPONSE']._serialized_start=1734
-  _globals['_VERIFYRESPONSE']._serialized_end=1833
-  _globals['_GETSTORESTATSREQUEST']._serialized_start=1835
-  _globals['_GETSTORESTATSREQUEST']._serialized_end=1857
-  _globals['_GETSTORESTATSRESPONSE']._serialized_start=1860
-  _globals['_GETSTORESTATSRESPONSE']._serialized_end=2369
-  _globals['_WATCHINVENTORYREQUEST']._serialized_start=2371
-  _globals['_WATCHINVENTORYREQUEST']._serialized_end=2451
-  _globals['_WATCHINVENTORYRESPONSE']._serialized_start=2454
-  _globals['_WATCHINVENTORYRESPONSE']._serialized_end=2656
-  _globals['_NODESPACE']._serialized_start=2658
-  _globals['_NODESPACE']._serialized_end=2730
-  _globals['_KVSTORESERVICE']._serialized_start=3076
-  _globals['_KVSTORESERVICE']._serialized_end=3864
+  _globals['_PUTREQUEST']._serialized_end=1150
+  _globals['_PUTRESPONSE']._serialized_start=1152
+  _globals['_PUTRESPONSE']._serialized_end=1204
+  _globals['_REMOVEREQUEST']._serialized_start=1206
+  _globals['_REMOVEREQUEST']._serialized_end=1253
+  _globals['_REMOVERESPONSE']._serialized_start=1255
+  _globals['_REMOVERESPONSE']._serialized_end=1292
+  _globals['_REMOVENAMESPACEREQUEST']._serialized_start=1294
+  _globals['_REMOVENAMESPACEREQUEST']._serialized_end=1337
+  _globals['_REMOVENAMESPACERESPONSE']._serialized_start=1339
+  _globals['_REMOVENAMESPACERESPONSE']._serialized_end=1385
+  _globals['_LISTOBJECTSREQUEST']._serialized_start=1387
+  _globals['_LISTOBJECTSREQUEST']._serialized_end=1465
+  _globals['_LISTOBJECTSRESPONSE']._serialized_start=1467
+  _globals['_LISTOBJECTSRESPONSE']._serialized_end=1554
+  _globals['_STOREDOBJECT']._serialized_start=1557
+  _globals['_STOREDOBJECT']._serialized_end=1695
+  _globals['_VERIFYREQUEST']._serialized_start=1697
+  _globals['_VERIFYREQUEST']._serialized_end=1751
+  _globals['_VERIFYRESPONSE']._serialized_start=1753
+  _globals['_VERIFYRESPONSE']._serialized_end=1852
+  _globals['_GETSTORESTATSREQUEST']._serialized_start=1854
+  _globals['_GETSTORESTATSREQUEST']._serialized_end=1876
+  _globals['_GETSTORESTATSRESPONSE']._serialized_start=1879
+  _globals['_GETSTORESTATSRESPONSE']._serialized_end=2388
+  _globals['_WATCHINVENTORYREQUEST']._serialized_start=2390
+  _globals['_WATCHINVENTORYREQUEST']._serialized_end=2470
+  _globals['_WATCHINVENTORYRESPONSE']._serialized_start=2473
+  _globals['_WATCHINVENTORYRESPONSE']._serialized_end=2675
+  _globals['_NODESPACE']._serialized_start=2677
+  _globals['_NODESPACE']._serialized_end=2749
+  _globals['_KVSTORESERVICE']._serialized_start=3095
+  _globals['_KVSTORESERVICE']._serialized_end=3883
 # @@protoc_insertion_point(module_scope)

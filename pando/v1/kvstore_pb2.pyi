@@ -149,7 +149,7 @@ class PlaceResponse(_message.Message):
     def __init__(self, present: _Optional[bytes] = ..., nodes: _Optional[_Iterable[_Union[StoreNode, _Mapping]]] = ...) -> None: ...
 
 class PutRequest(_message.Message):
-    __slots__ = ("keys", "headers", "extents", "incarnation", "endpoints", "soft_pin", "payloads")
+    __slots__ = ("keys", "headers", "extents", "incarnation", "endpoints", "soft_pin", "payloads", "client_id")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     HEADERS_FIELD_NUMBER: _ClassVar[int]
     EXTENTS_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +157,7 @@ class PutRequest(_message.Message):
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     SOFT_PIN_FIELD_NUMBER: _ClassVar[int]
     PAYLOADS_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     keys: _containers.RepeatedCompositeFieldContainer[KeyRun]
     headers: bytes
     extents: bytes
@@ -164,7 +165,8 @@ class PutRequest(_message.Message):
     endpoints: _containers.RepeatedCompositeFieldContainer[_types_pb2.TransportEndpoint]
     soft_pin: bool
     payloads: bytes
-    def __init__(self, keys: _Optional[_Iterable[_Union[KeyRun, _Mapping]]] = ..., headers: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., incarnation: _Optional[int] = ..., endpoints: _Optional[_Iterable[_Union[_types_pb2.TransportEndpoint, _Mapping]]] = ..., soft_pin: bool = ..., payloads: _Optional[bytes] = ...) -> None: ...
+    client_id: str
+    def __init__(self, keys: _Optional[_Iterable[_Union[KeyRun, _Mapping]]] = ..., headers: _Optional[bytes] = ..., extents: _Optional[bytes] = ..., incarnation: _Optional[int] = ..., endpoints: _Optional[_Iterable[_Union[_types_pb2.TransportEndpoint, _Mapping]]] = ..., soft_pin: bool = ..., payloads: _Optional[bytes] = ..., client_id: _Optional[str] = ...) -> None: ...
 
 class PutResponse(_message.Message):
     __slots__ = ("states", "retry_after_s")

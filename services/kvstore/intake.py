@@ -36,7 +36,8 @@ _MIN_SHARE_BYTES = 1024 * 1024
 class Offer:
     """A batch of objects as a writer offers them; names, headers and extents go together.
 
-    With `payloads`, which are theirs one after the other, nothing is read from the writer.
+    With `payloads`, which are theirs one after the other, nothing is read from the writer; `writer` is its name, for
+    people.
     """
 
     names: Sequence[bytes]
@@ -45,6 +46,12 @@ class Offer:
     endpoints: Sequence[Endpoint]
     soft_pin: bool = False
     payloads: bytes = b""
+    writer: str = ""
+
+    @property
+    def incarnation(self) -> int:
+        """Life of the writer's process, which its own log tells as well."""
+        return self.extents[0].incarnation
 
 
 @dataclass(slots=True, frozen=True)
@@ -215,7 +222,14 @@ class Intake:
                 await self._pull_share(call, [index], ends_s)
         except PandoError as error:
             call.lost = True
-            get_logger().warning("offered objects cannot be read", num_objects=len(share), error=error.message)
+            writer, life = call.offer.writer, call.offer.incarnation
+            get_logger().warning(
+                "offered objects cannot be read",
+                writer=writer,
+                incarnation=life,
+                num_objects=len(share),
+                error=error.message,
+            )
         else:
             self._commit(call, share)
 

@@ -40,6 +40,7 @@ class Copier:
 
     def __init__(self, calls: StoreCalls, client_id: str, metrics: NodeMetrics, clock: Clock) -> None:
         self._calls = calls
+        self._client_id = client_id
         self._lookup = StoreLookup(calls, StoreView(), clock, client_id=client_id)
         self._metrics = metrics
         self._waiting: asyncio.Queue[Copy] = asyncio.Queue(_MAX_WAITING)
@@ -84,6 +85,7 @@ class Copier:
             extents=wire.pack_offers(part.extent(number) for number in range(count)),
             incarnation=part.incarnation,
             endpoints=wire.pack_endpoints(part.endpoints),
+            client_id=self._client_id,
         )
         answer = await self._calls.call(target, wire.PUT, request, _CALL_S)
         return sum(code in (Put.STORED, Put.PRESENT) for code in answer.states)

@@ -142,6 +142,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServiceServicer):
             wire.unpack_endpoints(request.endpoints),
             request.soft_pin,
             request.payloads,
+            request.client_id,
         )
         wire.require(all(extent.length for extent in offer.extents), "an offered object is empty")
         if offer.payloads:

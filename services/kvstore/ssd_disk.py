@@ -42,7 +42,13 @@ class DiskFile(Protocol):
 
 
 class Disk(Protocol):
-    """A flat directory. Every call may raise OSError."""
+    """A flat directory. Every call may raise OSError.
+
+    Attributes:
+        path: where it is, for people.
+    """
+
+    path: str
 
     def names(self) -> list[str]:
         """Names of all regular files, in no order."""
@@ -113,6 +119,7 @@ class OsDisk:
 
     def __init__(self, path: str) -> None:
         """Open a directory that exists."""
+        self.path = path
         self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def names(self) -> list[str]:

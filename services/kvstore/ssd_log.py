@@ -66,7 +66,9 @@ class SsdLog:
         self._durable = Durable(disk, start.next_sequence - 1, self._forget)
         self._tail = Tail(disk, self._durable, start, self._note_size)
         self._records = Records(disk, store_id, self._found.index, self._tail, self._durable)
-        self._reclaim = Reclaim(self._records, self._tail, capacity_bytes - self._found.bad_bytes, file_bytes)
+        self._reclaim = Reclaim(
+            self._records, self._tail, capacity_bytes - self._found.bad_bytes, file_bytes, disk.path
+        )
         self._committer = Committer(self._durable, options, clock)
         self._appender = Appender(self._records, self._reclaim, self._tail, self._committer)
         if self._found.active is not None:

@@ -30,19 +30,21 @@ class Reclaim:
         num_dropped: objects given up for want of space.
     """
 
-    def __init__(self, records: Records, tail: Tail, capacity_bytes: int, file_bytes: int) -> None:
-        """The records are shared with whoever reads and writes them."""
+    def __init__(self, records: Records, tail: Tail, capacity_bytes: int, file_bytes: int, path: str) -> None:
+        """The records are shared with whoever reads and writes them; `path` is for people."""
         self.num_dropped = 0
         self._records = records
         self._tail = tail
         self._capacity_bytes = capacity_bytes
         self._file_bytes = file_bytes
+        self._path = path
         self._medium_limit: int | None = None
 
     def medium_is_full(self) -> None:
         """A write found no room: what is there now is all that there will be, until `medium_has_room`."""
         if self._medium_limit is None:
-            get_logger().warning(_MEDIUM_FULL, used_bytes=self._disk_bytes(), cap_bytes=self._capacity_bytes)
+            used, cap = self._disk_bytes(), self._capacity_bytes
+            get_logger().warning(_MEDIUM_FULL, path=self._path, used_bytes=used, cap_bytes=cap)
         self._medium_limit = self._disk_bytes()
 
     def medium_has_room(self) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from common.base.clock import monotonic
 from common.base.errors import Leg, PandoError, Unavailable
@@ -110,9 +111,13 @@ def staged_bytes(rig: StoreRig) -> int:
 async def test_a_dead_writer_leaves_nothing_staged(rig: StoreRig, store: BareStore) -> None:
     async with Writer(rig) as writer:
         request = writer.offer([0, 1])
+        request.client_id = "decode-7"
         await writer.transports.close()
-        answer = await writer.stub.Put(request, timeout=60)
+        with capture_logs() as logs:
+            answer = await writer.stub.Put(request, timeout=60)
         assert list(answer.states) == [Put.ERROR] * 2
+    told = [line for line in logs if line["event"] == "offered objects cannot be read"]
+    assert {(line["writer"], line["incarnation"]) for line in told} == {("decode-7", 77)}
     assert staged_bytes(rig) == 0
     assert await fetch(store, KEYS[:2]) == [MISS, MISS]
     assert await store.put(BLOCKS[:2]) == [PutState.STORED] * 2

@@ -92,6 +92,8 @@ class SimulatedFile:
 class SimulatedDisk:
     """See `Disk`."""
 
+    path = "simulated"
+
     def __init__(self, capacity_bytes: int = 1 << 40) -> None:
         self.faults = Faults()
         self.capacity_bytes = capacity_bytes

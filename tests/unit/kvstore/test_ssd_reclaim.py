@@ -129,6 +129,7 @@ def test_a_full_medium_gives_up_old_files_and_heals() -> None:
         for number in range(100, 160):
             assert put(rig.log, number, 7900) in (PutState.STORED, PutState.NO_SPACE)
     assert 0 < len(logs) < 20 and "the disk is full" in logs[0]["event"], "once for each file, not for each object"
+    assert logs[0]["path"] == rig.disk.path
     assert {158, 159} < numbers_in(rig.log) and 0 not in numbers_in(rig.log)
     assert all(get(rig.log, number, 7900) for number in numbers_in(rig.log))
     rig.disk.capacity_bytes = 1 << 40
