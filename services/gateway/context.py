@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from common.base.errors import DeadlineExceeded, PandoError
 from services.gateway.tenants import Tenant
 
 _KEY = "pando"
@@ -33,6 +34,8 @@ class RequestContext:
         started_s: when it came, by the gateway's clock.
         status: HTTP status once it is sent, else 0.
         error: reason of the error that ended it, or "".
+        has_limit: its client said how long it may take.
+        is_late: that time was up, or could not suffice.
         route: path of the route that answers, as the table has it.
         headers: further headers of the answer.
         outcome: set where the status does not tell (a stream that failed, a client that left).
@@ -44,10 +47,17 @@ class RequestContext:
     started_s: float
     status: int = 0
     error: str = ""
+    has_limit: bool = False
+    is_late: bool = False
     route: str = "unmatched"
     headers: dict[str, str] = field(default_factory=dict)
     outcome: Outcome | None = None
     tenant: Tenant = field(default_factory=Tenant)
+
+    def fail(self, error: PandoError) -> None:
+        """Remember what ended it."""
+        self.error = error.reason
+        self.is_late = self.has_limit and isinstance(error, DeadlineExceeded)
 
     def final_outcome(self) -> Outcome:
         """What is counted when the request is over."""

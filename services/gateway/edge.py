@@ -53,6 +53,6 @@ class Edge:
         outcome = context.final_outcome()
         self._metrics.count(context.route, outcome)
         if outcome is Outcome.SERVER_ERROR and context.error:
-            get_logger().error(
-                "request failed", request_id=context.request_id, route=context.route, reason=context.error
-            )
+            log = get_logger()
+            tell = log.debug if context.is_late else log.error  # a client's own limit is no fault of ours
+            tell("request failed", request_id=context.request_id, route=context.route, reason=context.error)

@@ -89,7 +89,7 @@ def error_response(error: PandoError) -> Response:
 async def on_pando_error(request: Request, error: Exception) -> Response:
     """Exception handler for the error tree."""
     assert isinstance(error, PandoError)
-    context_of(request.scope).error = error.reason
+    context_of(request.scope).fail(error)
     return error_response(error)
 
 

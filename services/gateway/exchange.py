@@ -95,6 +95,7 @@ class Exchange(Response):
         for request in self._generation.requests:
             request.tenant, request.tenant_weight = context.tenant.name, context.tenant.weight
         self._started_s = context.started_s
+        context.has_limit = self._generation.timeout_s is not None
         self._running.add(self)
         self._work = asyncio.create_task(self._answer(scope, receive, send, context))
         gone = asyncio.create_task(_until_gone(receive))
@@ -209,7 +210,7 @@ def _note(error: Exception, context: RequestContext) -> PandoError:
     if not isinstance(error, PandoError):
         get_logger().error("a stream failed", request_id=context.request_id, exc_info=error)
         error = Internal(f"internal error: {type(error).__name__}")
-    context.error = error.reason
+    context.fail(error)
     context.outcome = outcome_of(error.http_status)
     return error
 
