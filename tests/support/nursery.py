@@ -1,4 +1,4 @@
-"""Worker processes that need not import: one process has imported what workers import, and is forked for each of them.
+"""Processes that need not import: one process has imported what workers or stores import, and is forked for each.
 
 torch and what stands on it take seconds of CPU to import. A fork has them at once and is in all else what
 `python -m services.<role>` is. Whole clusters (cluster.py) and some tests of test_worker_process.py start real ones.
@@ -27,12 +27,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 
 MAX_ORDER_BYTES = 200_000
 ROOT = Path(__file__).parents[2]
 THREADS = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
 """What the libraries read when they are loaded."""
+WORKERS, STORES = "common.worker.process", "services.kvstore.process"
+"""What forks are to have imported."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -81,12 +84,13 @@ class Fork:
 class Nursery:
     """The test's side."""
 
-    def __init__(self) -> None:
+    def __init__(self, imports: str) -> None:
+        """Start one that has imported a module."""
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.nursery", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.support.nursery", str(theirs.fileno()), imports],
                 cwd=ROOT,
                 env={**os.environ, **THREADS},
                 stdin=subprocess.DEVNULL,
@@ -113,16 +117,23 @@ class Nursery:
 
 
 @functools.cache
-def nursery() -> Nursery:
-    """The one of this process; `close` ends it."""
-    return Nursery()
+def _nurseries() -> dict[str, Nursery]:
+    return {}
+
+
+def nursery(imports: str = WORKERS) -> Nursery:
+    """The one of this process that has imported a module; `close` ends it."""
+    born = _nurseries()
+    if imports not in born:
+        born[imports] = Nursery(imports)
+    return born[imports]
 
 
 def close() -> None:
-    """End the nursery of this process, if there is one."""
-    if nursery.cache_info().currsize:
-        nursery().close()
-        nursery.cache_clear()
+    """End the nurseries of this process."""
+    born = _nurseries()
+    while born:
+        born.popitem()[1].close()
 
 
 def _tend(channel: socket.socket) -> list[str] | None:
@@ -169,8 +180,7 @@ def _become(order: dict[str, object], log: int, nursery_pid: int) -> list[str]:
 
 
 def _main() -> None:
-    import common.worker.process  # noqa: F401, PLC0415 - what forks are to have
-
+    import_module(sys.argv[2])
     channel = socket.socket(fileno=int(sys.argv[1]))
     argv = _tend(channel)
     if argv is None:

@@ -73,7 +73,7 @@ class StoreCommand:
 
     def end(self) -> int:
         """End this life by SIGTERM; returns the exit status."""
-        self.popen.terminate()
+        self.popen.send_signal(signal.SIGTERM)
         return self.popen.wait()
 
     @staticmethod
