@@ -59,12 +59,16 @@ class TierClient(WorkerClient):
 
     async def attach(self, folder: object, size_gb: float = 1.0, **prefetch: Any) -> None:
         """Attach the file backend."""
+        await self._attach("file", {"path": str(folder), "size_gb": f"{size_gb:.9f}"}, prefetch)
+
+    async def attach_store(self, address: str, **prefetch: Any) -> None:
+        """Attach a KV store that is one process."""
+        await self._attach("kvstore", {"address": address}, prefetch)
+
+    async def _attach(self, backend: str, settings: dict[str, str], prefetch: dict[str, Any]) -> None:
+        wanted = admin_pb2.Prefetch(**(PATIENT | prefetch))
         await self._admin.AttachStorage(
-            admin_pb2.AttachStorageRequest(
-                backend="file",
-                settings={"path": str(folder), "size_gb": f"{size_gb:.9f}"},
-                prefetch=admin_pb2.Prefetch(**(PATIENT | prefetch)),
-            )
+            admin_pb2.AttachStorageRequest(backend=backend, settings=settings, prefetch=wanted)
         )
 
     async def detach(self) -> None:
