@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,12 @@ from typing import Any
 
 SEGMENT_BYTES = 1 << 30
 _START_S = 30.0
+_ANSWER_S = 60.0
+"""A client that says nothing for so long will not: one of Mooncake's once span for ten minutes."""
+
+
+class ClientLost(Exception):
+    """A client ended, or had to be ended since it did not answer."""
 
 
 class Processes:
@@ -50,7 +57,7 @@ class RemoteClient:
         self._answer()
 
     def command(self, **fields: Any) -> dict[str, Any]:
-        """Have it do something."""
+        """Have it do something. Raises ClientLost."""
         assert self._process.stdin is not None
         began_s = sum(map(cpu_s, self._servers))
         self._process.stdin.write(json.dumps(fields) + "\n")
@@ -61,11 +68,16 @@ class RemoteClient:
     def _answer(self) -> dict[str, Any]:
         """The next line that is JSON; Mooncake writes others."""
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("{"):
-                answer: dict[str, Any] = json.loads(line)
-                return answer
-        raise RuntimeError(f"the client {self.name!r} ended:\n{self._log.read_text()[-2000:]}")
+        patience = threading.Timer(_ANSWER_S, self._process.kill)
+        patience.start()
+        try:
+            for line in self._process.stdout:
+                if line.startswith("{"):
+                    answer: dict[str, Any] = json.loads(line)
+                    return answer
+        finally:
+            patience.cancel()
+        raise ClientLost(f"{self.name} ended, or did not answer for {_ANSWER_S} s:\n{self._log.read_text()[-2000:]}")
 
 
 def start_ours(processes: Processes, port: int) -> tuple[str, list[int]]:

@@ -1,15 +1,19 @@
-"""Interleaved rounds over all contenders, and the medians of what they took."""
+"""Interleaved rounds over all contenders, and the medians of what they took.
+
+A contender whose client ends or no longer answers is left out, with all that it has shown; the others go on.
+"""
 
 from __future__ import annotations
 
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.store.processes import Processes, RemoteClient, start_mooncake, start_ours
+from bench.store.processes import ClientLost, Processes, RemoteClient, start_mooncake, start_ours
 from bench.store.shapes import MOONCAKE, OURS, Cell, cells
 
 _DRIVERS = {"ours shm": ["shm"], "ours tcp": ["tcp"], "ours ucx": ["ucx", "tcp"]}
@@ -27,8 +31,7 @@ def measure(folder: Path, num_rounds: int, only: Sequence[str], names: Sequence[
     processes = Processes(folder)
     try:
         clients = _start(processes, names or (*OURS, *MOONCAKE))
-        for client in clients:
-            client.command(fill=True)
+        clients = [client for client in clients if _command(client, fill=True) is not None]
         wanted = [cell for cell in cells() if not only or any(word in cell.title for word in only)]
         return _rounds(clients, wanted, num_rounds)
     finally:
@@ -53,18 +56,30 @@ def _start(processes: Processes, names: Sequence[str]) -> list[RemoteClient]:
     return clients
 
 
-def _rounds(clients: Sequence[RemoteClient], wanted: Sequence[Cell], num_rounds: int) -> list[dict[str, Any]]:
+def _rounds(clients: list[RemoteClient], wanted: Sequence[Cell], num_rounds: int) -> list[dict[str, Any]]:
     seconds: dict[tuple[Cell, str], list[float]] = defaultdict(list)
     cpu: dict[tuple[Cell, str], list[float]] = defaultdict(list)
     for number in range(num_rounds + 1):
         for cell in wanted:
-            for place in range(len(clients)):
-                client = clients[(place + number) % len(clients)]
-                answer = client.command(**asdict(cell))
-                if number:  # the first round connects, maps and touches memory
+            first = number % len(clients) if clients else 0
+            for client in clients[first:] + clients[:first]:
+                answer = _command(client, **asdict(cell))
+                if answer is None:
+                    clients.remove(client)
+                elif number:  # the first round connects, maps and touches memory
                     seconds[cell, client.name].append(statistics.median(answer["seconds"]))
                     cpu[cell, client.name].append(answer["cpu_s"] + answer["server_cpu_s"] / cell.repeats)
-    return [_row(cell, name, times, cpu[cell, name]) for (cell, name), times in seconds.items()]
+    left = {client.name for client in clients}
+    return [_row(cell, name, times, cpu[cell, name]) for (cell, name), times in seconds.items() if name in left]
+
+
+def _command(client: RemoteClient, **fields: Any) -> dict[str, Any] | None:
+    """Its answer; None: it is lost, which is said."""
+    try:
+        return client.command(**fields)
+    except ClientLost as error:
+        print(f"goes on without a contender: {error}", file=sys.stderr)
+        return None
 
 
 def _row(cell: Cell, name: str, seconds: Sequence[float], cpu: Sequence[float]) -> dict[str, Any]:
