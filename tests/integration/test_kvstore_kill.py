@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.kvstore_rig import running_store
 from tests.support.l3_contract import BareStore, key_of
-from tests.support.node_kills import SSD_BYTES, Killer, payload
+from tests.support.node_kills import ROOMY, Killer, payload
 
 KILLS = 4
 NAMES = range(12)
@@ -41,7 +41,7 @@ async def test_control_other_bytes_and_lost_objects_are_counted(folder: Path) ->
     """A writer that lies, a name that was never written though it was listed, and a log that was spoilt."""
     killer = Killer(folder, seed=1)
     killer.ledger.on_disk = set(NAMES)
-    async with running_store(ssd=folder, ssd_size=SSD_BYTES, segment_size=1 << 20) as rig:
+    async with running_store(ssd=folder, ssd_size=ROOMY.ssd_bytes, segment_size=1 << 20) as rig:
         store = BareStore(await rig.client())
         objects = {number: payload(number) for number in NAMES[:-1]}
         objects[3] = objects[3][:-1] + bytes([objects[3][-1] ^ 1])
@@ -52,7 +52,7 @@ async def test_control_other_bytes_and_lost_objects_are_counted(folder: Path) ->
     spoil(folder, 5)
     again = Killer(folder, seed=1)
     again.ledger.on_disk = set(NAMES[4:-1])
-    async with running_store(ssd=folder, ssd_size=SSD_BYTES, segment_size=1 << 20) as rig:
+    async with running_store(ssd=folder, ssd_size=ROOMY.ssd_bytes, segment_size=1 << 20) as rig:
         store = BareStore(await rig.client())
         await again.check(store, NAMES[4:-1])
         await store.close()

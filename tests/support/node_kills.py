@@ -29,13 +29,33 @@ from tests.support.store_fleet import SERVICE, StoreCommand
 from tests.support.workers import NO_REGISTRY
 
 WRITERS = 2
-MOST_PUTS = 6
 LONG_S = 60.0
-SSD_BYTES = 64 << 20
-MOST_BYTES = SSD_BYTES // 3
-"""Of new objects in one folder: the log never has to give one up."""
-FLAGS = ("--roles", "node", "--segment-size", str(2 << 20), "--page-size", "4096", "--ssd-size", str(SSD_BYTES))
+FLAGS = ("--roles", "node", "--segment-size", str(2 << 20), "--page-size", "4096")
 """Memory for a part of the objects only: most are read back from disk."""
+
+
+@dataclass(slots=True, frozen=True)
+class Room:
+    """How much is put where.
+
+    Attributes:
+        ssd_bytes: cap of the log.
+        new_bytes: of new objects in one folder; then old ones are put again.
+        most_puts: about how many a writer makes between the first news of the disk and the kill.
+    """
+
+    ssd_bytes: int
+    new_bytes: int
+    most_puts: int
+
+    @property
+    def gives_up(self) -> bool:
+        """Whether the log has to drop objects for want of space, as it may."""
+        return 2 * self.new_bytes > self.ssd_bytes
+
+
+ROOMY = Room(ssd_bytes=64 << 20, new_bytes=20 << 20, most_puts=6)
+TIGHT = Room(ssd_bytes=16 << 20, new_bytes=48 << 20, most_puts=60)
 
 
 class ForkedStore(StoreCommand):
@@ -52,21 +72,28 @@ class Ledger:
     """What a folder's nodes were given and said.
 
     Attributes:
+        room: what there may be.
         num_names: names that were ever put.
         num_bytes: of their objects.
         stored: names that a put answered STORED or PRESENT.
         on_disk: names that a listing showed on disk.
     """
 
+    room: Room
     num_names: int = 0
     num_bytes: int = 0
     stored: set[int] = field(default_factory=set)
     on_disk: set[int] = field(default_factory=set)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether there is to be nothing new."""
+        return self.num_bytes > self.room.new_bytes
+
     def draw(self, chance: random.Random) -> list[int]:
         """Names for a put: new ones, else some that were put before."""
         count = chance.randint(1, 6)
-        if self.num_bytes > MOST_BYTES or (self.num_names > count and chance.random() < 0.2):
+        if self.is_full or (self.num_names > count and chance.random() < 0.2):
             return chance.sample(range(self.num_names), count)
         numbers = list(range(self.num_names, self.num_names + count))
         self.num_names += count
@@ -83,7 +110,7 @@ class Tally:
         lost: objects that had been on disk and were not there.
         failed: names that got no answer from a node that was alive.
         kept: objects found that had been on disk.
-        gone: objects that were only stored, and are misses now, as they may be.
+        gone: objects that are misses now, as they may be: they were only stored, or there is no room for all.
         cut: puts that were under way when the node was killed.
         kills: lives that were ended.
         unborn: of these, before the node served.
@@ -122,8 +149,8 @@ class Killer:
         tally: what came of it.
     """
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        self.ledger, self.tally = Ledger(), Tally()
+    def __init__(self, folder: Path, seed: int, room: Room = ROOMY) -> None:
+        self.ledger, self.tally = Ledger(room), Tally()
         self._chance = random.Random(seed)
         self._folder = folder
         self._usual_start_s = 0.1
@@ -131,7 +158,8 @@ class Killer:
 
     async def run(self, num_kills: int) -> None:
         """That many lives that are killed, and a last one that is not."""
-        node = ForkedStore("killed", NO_REGISTRY, *FLAGS, "--ssd-path", str(self._folder))
+        ssd = ("--ssd-path", str(self._folder), "--ssd-size", str(self.ledger.room.ssd_bytes))
+        node = ForkedStore("killed", NO_REGISTRY, *FLAGS, *ssd)
         try:
             while self.tally.kills < num_kills:
                 if self.tally.kills and self._chance.random() < 0.2:
@@ -198,7 +226,8 @@ class Killer:
         tally.failed += state not in (State.HIT, State.MISS)
         if number in ledger.on_disk:
             tally.kept += there
-            tally.lost += not there
+            tally.lost += not there and not ledger.room.gives_up
+            tally.gone += not there and ledger.room.gives_up
         elif number in ledger.stored and not there:
             tally.gone += 1
             ledger.stored.discard(number)
@@ -206,7 +235,7 @@ class Killer:
     async def _work(self, node: StoreCommand, store: BareStore) -> None:
         """Puts and listings, until the node is dead: some puts after something new came to its disk, or before that."""
         known = len(self.ledger.on_disk)
-        wants_more = self._chance.random() < 0.7 and self.ledger.num_bytes <= MOST_BYTES
+        wants_more = self._chance.random() < 0.7 and not self.ledger.is_full
         dead = asyncio.Event()
         tasks = [asyncio.create_task(self._put_on(store, dead)) for _ in range(WRITERS)]
         tasks.append(asyncio.create_task(self._list_on(node.address, dead)))
@@ -214,7 +243,7 @@ class Killer:
             async with asyncio.timeout(LONG_S):
                 while wants_more and len(self.ledger.on_disk) == known:  # noqa: ASYNC110 - several tasks add to it
                     await asyncio.sleep(0.001)
-            delay_s = self._chance.random() * self._chance.randint(1, MOST_PUTS) * self._put_s
+            delay_s = self._chance.random() * self._chance.randint(1, self.ledger.room.most_puts) * self._put_s
             await asyncio.to_thread(_kill_after, delay_s, node)
         finally:
             dead.set()

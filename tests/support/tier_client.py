@@ -18,7 +18,7 @@ BLOCK = 16
 DRAIN_S = 60.0
 MAX_L3_FILL = 1 + 1 / 64
 """A worker may exceed the cap of the file backend by a 64th (`common.cache.file_census`)."""
-PATIENT = {"policy": "wait_complete", "min_tokens": 1}
+PATIENT: dict[str, Any] = {"policy": "wait_complete", "min_tokens": 1}
 """Prefetch settings under which what L3 has is waited for."""
 
 
