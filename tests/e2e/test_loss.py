@@ -13,10 +13,11 @@ import pytest
 from pando.v1.inference_pb2 import WorkerStatus
 from tests.support.cluster import Cluster
 from tests.support.load import make_prompts
-from tests.support.loss import Pressed, Work, lose, wait_known
+from tests.support.loss import Pressed, Work, lose, router_names, wait_known
 
 CLIENTS = 3
-FLAGS = ("--prefill-workers", "2", "--decode-workers", "2", "--routers", "2")
+PAUSE_S = 0.5
+FLAGS = ("--prefill-workers", "2", "--decode-workers", "2", "--routers", "2", "--worker.enable-failpoints")
 SCHEMA = {
     "type": "object",
     "properties": {"tags": {"type": "array", "items": {"type": "string", "maxLength": 6}, "minItems": 70}},
@@ -45,6 +46,12 @@ def schema(cluster: Cluster) -> Work:
     """JSON by a schema, long enough to be cut in the midst of the object."""
     fields = {"json_schema": SCHEMA, "ignore_eos": False}
     return Work(make_prompts(CLIENTS, 62), 450, fields).learn(cluster, CLIENTS)
+
+
+@pytest.fixture(scope="module")
+def plain(cluster: Cluster) -> Work:
+    """Prompts for prefill workers."""
+    return Work(make_prompts(12, 63), 32).learn(cluster, CLIENTS)
 
 
 async def all_under_way(run: Pressed) -> None:
@@ -86,3 +93,28 @@ def test_a_frozen_decode_worker_is_left_and_its_late_words_do_no_harm(cluster: C
     lose(cluster, schema, CLIENTS, CLIENTS, freeze).check(schema)
     cluster.wait_serving()
     lose(cluster, schema, CLIENTS, CLIENTS, all_under_way).check(schema)
+
+
+def test_prompts_are_computed_elsewhere_though_their_prefill_worker_is_killed(cluster: Cluster, plain: Work) -> None:
+    async def kill(run: Pressed) -> None:
+        await run.hold_handoff("prefill-1")
+        run.kill_now("prefill-1")
+
+    loss = lose(cluster, plain, 3 * CLIENTS, CLIENTS, kill)
+    loss.check(plain)
+    assert loss.num_retried > 0, "nothing was hit"
+
+
+def test_all_workers_and_routers_are_restarted_one_half_after_the_other(cluster: Cluster, plain: Work) -> None:
+    names = [*cluster.workers, *router_names(cluster)]
+    halves = [[name for name in names if name.endswith(half)] for half in ("-0", "-1")]
+    assert sorted([*halves[0], *halves[1]]) == sorted(names) and len(names) == 6
+    before = {name: cluster.service(name).restarts for name in names}
+
+    async def roll(run: Pressed) -> None:
+        await all_under_way(run)
+        for half in halves:
+            await run.restart(*half)
+
+    lose(cluster, plain, CLIENTS, CLIENTS, roll, pause_s=PAUSE_S).check(plain)
+    assert all(cluster.service(name).restarts > before[name] for name in names)

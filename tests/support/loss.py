@@ -19,9 +19,11 @@ import orjson
 from pando.cli.status import routers
 from tests.support.cluster import Cluster
 from tests.support.load import Load, Reply
+from tests.support.tier_client import TierClient
 
 START_LIMIT_S = 1200.0
 NEAR_S = 0.5
+HANDOFF = "rpc.PrefillService.Handoff.message"
 
 
 @dataclass(slots=True)
@@ -142,6 +144,10 @@ class Pressed:
     async def kill(self, name: str) -> None:
         """End a busy worker at once; its next life is waited for when the load is over."""
         await self.until_busy(name)
+        self.kill_now(name)
+
+    def kill_now(self, name: str) -> None:
+        """End a worker at once; its next life is waited for when the load is over."""
         self.loss.killed[name] = self.hit(lambda: self.cluster.kill(name))
 
     async def freeze(self, name: str, until: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -156,17 +162,32 @@ class Pressed:
         """Ask a process to end; that it did so by itself and well is checked when the load is over."""
         self.loss.ended[name] = self.hit(lambda: self.cluster.signal(name, signal.SIGTERM))
 
-    async def restart(self, name: str) -> None:
-        """Ask a process to end, and wait until all are up and serving again."""
-        self.terminate(name)
-        await asyncio.to_thread(_see_restarted, self.cluster, name, self.loss.ended.pop(name))
+    async def restart(self, *names: str) -> None:
+        """Ask processes to end, and wait until all are up and serving again."""
+        for name in names:
+            self.terminate(name)
+        for name in names:
+            await asyncio.to_thread(_see_restarted, self.cluster, name, self.loss.ended.pop(name))
         await asyncio.to_thread(self.cluster.wait_serving)
 
+    async def hold_handoff(self, name: str) -> None:
+        """Let handoffs of a prefill worker with failpoints hang, and wait until one does."""
+        async with TierClient(self.cluster.service(name).address) as worker:
+            await worker.arm(HANDOFF, "drop")
+            async with asyncio.timeout(START_LIMIT_S):
+                while not (await worker.failpoints())[HANDOFF][1]:  # noqa: ASYNC110 - its state
+                    await asyncio.sleep(0.01)
 
-def lose(cluster: Cluster, work: Work, num_requests: int, num_clients: int, disturb: Disturb) -> Loss:
-    """Press on a cluster with at least `num_requests`, and until `disturb` is done; whole again at the end."""
+
+def lose(
+    cluster: Cluster, work: Work, num_requests: int, num_clients: int, disturb: Disturb, *, pause_s: float = 0.0
+) -> Loss:
+    """Press on a cluster with at least `num_requests`, and until `disturb` is done; whole again at the end.
+
+    Clients pause between their requests if that is wished: several processes that start need the processor too.
+    """
     moved, retried = _counts(cluster)
-    loss = asyncio.run(_pressed(cluster, work, Press(num_requests, num_clients, disturb)))
+    loss = asyncio.run(_pressed(cluster, work, Press(num_requests, num_clients, disturb, pause_s)))
     for name, restarts in loss.killed.items():
         cluster.wait_restarted(name, restarts)
     for name, restarts in loss.ended.items():
@@ -183,6 +204,7 @@ class Press:
     num_requests: int
     num_clients: int
     disturb: Disturb | None = None
+    pause_s: float = 0.0
 
 
 async def _pressed(cluster: Cluster, work: Work, press: Press) -> Loss:
@@ -200,6 +222,7 @@ async def _pressed(cluster: Cluster, work: Work, press: Press) -> Loss:
                 prompt = work.prompts[number % len(work.prompts)]
                 fields = {"cache_salt": f"{salt}-{number // len(work.prompts)}", **work.fields}
                 loss.replies.append(await load.ask(prompt, work.max_tokens, **fields))
+                await asyncio.sleep(press.pause_s)
 
         async with asyncio.TaskGroup() as group:
             done = group.create_task(disturbing())
@@ -240,7 +263,7 @@ def _began(line: str) -> bool | None:
     return None
 
 
-async def wait_known(cluster: Cluster, holds: Callable[[list[Any]], bool], within_s: float, what: str) -> None:
+async def wait_known(cluster: Cluster, holds: Callable[[list[Any]], object], within_s: float, what: str) -> None:
     """Wait until every router's list of workers is as it should be."""
 
     def listed() -> bool:
