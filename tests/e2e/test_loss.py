@@ -58,14 +58,18 @@ async def all_under_way(run: Pressed) -> None:
     await run.until_started(CLIENTS)
 
 
+def _decoders_with_blocks(known: list[WorkerStatus]) -> list[WorkerStatus]:
+    return [worker for worker in known if "decode" in worker.roles and worker.blocks_in_view]
+
+
 def test_json_is_whole_though_its_decode_worker_is_killed_and_a_router_ends(cluster: Cluster, schema: Work) -> None:
-    old = {worker.worker_id: worker for worker in cluster.known_workers()}["decode-1"]
-    assert old.blocks_in_view > 0
+    asyncio.run(wait_known(cluster, _decoders_with_blocks, 60.0, "a decode worker's blocks are known"))
+    old = _decoders_with_blocks(cluster.known_workers())[0]
     assert all(text.startswith("{") for text in schema.texts), "no schema was obeyed"
 
     async def harm(run: Pressed) -> None:
         await all_under_way(run)
-        await run.kill("decode-1")
+        await run.kill(old.worker_id)
         run.terminate("router-1")
 
     loss = lose(cluster, schema, CLIENTS, CLIENTS, harm)
@@ -73,7 +77,7 @@ def test_json_is_whole_though_its_decode_worker_is_killed_and_a_router_ends(clus
     assert loss.num_moved > 0, "nothing was cut"
 
     def has_no_credit(known: list[WorkerStatus]) -> bool:
-        lives = [worker for worker in known if worker.worker_id == "decode-1"]
+        lives = [worker for worker in known if worker.worker_id == old.worker_id]
         return bool(lives) and lives[0].incarnation != old.incarnation and not lives[0].blocks_in_view
 
     asyncio.run(wait_known(cluster, has_no_credit, 60.0, "the old life's blocks are forgotten"))
