@@ -123,6 +123,16 @@ async def test_a_dead_writer_leaves_nothing_staged(rig: StoreRig, store: BareSto
     assert await store.put(BLOCKS[:2]) == [PutState.STORED] * 2
 
 
+async def test_a_client_that_cannot_be_read_is_named(rig: StoreRig) -> None:
+    backend = await rig.client(client_id="decode-7")
+    assert backend._transports is not None
+    await backend._transports.close()
+    with capture_logs() as logs:
+        assert await BareStore(backend).put(BLOCKS[:2]) == [PutState.ERROR] * 2
+    assert {line["writer"] for line in logs if line["event"] == "offered objects cannot be read"} == {"decode-7"}
+    await backend.close()
+
+
 async def test_a_writer_that_hangs_up_frees_what_was_staged(rig: StoreRig) -> None:
     async with Writer(rig) as writer:
         call = writer.stub.Put(writer.offer([0, 1, 2]), timeout=60)
