@@ -17,7 +17,7 @@ from enum import IntEnum
 from itertools import accumulate, pairwise
 
 from common.base.errors import InvalidRequest, Leg
-from common.cache.l3 import HEADER_BYTES, BlockKey
+from common.cache.l3 import HEADER_BYTES, AlikeKeys, BlockKey
 from common.rpc.frames import Method
 from common.transport.base import Endpoint, Extent
 from pando.v1 import kvstore_pb2, types_pb2
@@ -92,9 +92,9 @@ def prefix_of(namespace: bytes) -> bytes:
 def pack_keys(keys: Sequence[BlockKey]) -> list[kvstore_pb2.KeyRun]:
     """Keys as runs, in order."""
     runs: list[kvstore_pb2.KeyRun] = []
-    alike = _hashes_if_alike(keys) if keys else None
+    alike = AlikeKeys.of(keys)
     if alike is not None:
-        _close_run(runs, (keys[0].namespace, keys[0].part, len(alike[0])), alike)
+        _close_run(runs, (alike.namespace, alike.part, len(alike.hashes[0])), alike.hashes)
         return runs
     kind: tuple[bytes, int, int] | None = None
     hashes: list[bytes] = []
@@ -179,15 +179,6 @@ def pack_endpoints(endpoints: Iterable[Endpoint]) -> list[types_pb2.TransportEnd
 def unpack_endpoints(messages: Iterable[types_pb2.TransportEndpoint]) -> list[Endpoint]:
     """The inverse of `pack_endpoints`."""
     return [Endpoint(one.driver, one.host_id, one.incarnation, one.descriptor) for one in messages]
-
-
-def _hashes_if_alike(keys: Sequence[BlockKey]) -> Sequence[bytes] | None:
-    """The hashes of keys that share all else, which is the usual case; quick, for there may be hundreds."""
-    namespace, prefix_hash, part = keys[0]
-    namespaces, hashes, parts = zip(*keys, strict=True)
-    num_keys, lengths = len(keys), list(map(len, hashes))
-    alike = namespaces.count(namespace), parts.count(part), lengths.count(len(prefix_hash))
-    return hashes if alike == (num_keys,) * 3 else None
 
 
 def _head(namespace: bytes, part: int) -> bytes:

@@ -22,10 +22,10 @@ Knows nothing of tokens, requests, tensors or who may see what: that is in the k
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, overload
 
 HEADER_BYTES = 64
 """Bytes that stand before every payload in a store: a multiple of 64, so that payloads stay aligned."""
@@ -66,7 +66,7 @@ class PutState(StrEnum):
 class BlockKey(NamedTuple):
     """Name of a block: equal keys mean equal bytes, different settings mean different keys.
 
-    A tuple, since every lookup makes hundreds of them: half the time of a frozen dataclass, a quarter with its hash.
+    A tuple, since every lookup has hundreds of them: half the time of a frozen dataclass, a quarter with its hash.
 
     Attributes:
         namespace: digest of everything but tokens that decides the bytes (`common.kv.hashing.namespace`), 1..64 bytes.
@@ -77,6 +77,48 @@ class BlockKey(NamedTuple):
     namespace: bytes
     prefix_hash: bytes
     part: int = 0
+
+
+class AlikeKeys(Sequence[BlockKey]):
+    """Keys that differ in their hash only, as those of a prompt do; each is made when it is asked for.
+
+    Attributes:
+        namespace, part: of all.
+        hashes: one a key, of one length.
+    """
+
+    def __init__(self, namespace: bytes, hashes: Sequence[bytes], part: int) -> None:
+        self.namespace = namespace
+        self.hashes = hashes
+        self.part = part
+
+    @classmethod
+    def of(cls, keys: Sequence[BlockKey]) -> AlikeKeys | None:
+        """The same keys; None when they are not alike, or none."""
+        if isinstance(keys, cls):
+            return keys
+        if not keys:
+            return None
+        namespace, prefix_hash, part = keys[0]
+        namespaces, hashes, parts = zip(*keys, strict=True)
+        num_keys, lengths = len(keys), list(map(len, hashes))
+        alike = namespaces.count(namespace), parts.count(part), lengths.count(len(prefix_hash))
+        return cls(namespace, hashes, part) if alike == (num_keys,) * 3 else None
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def __iter__(self) -> Iterator[BlockKey]:
+        return (BlockKey(self.namespace, one, self.part) for one in self.hashes)
+
+    @overload
+    def __getitem__(self, place: int) -> BlockKey: ...
+    @overload
+    def __getitem__(self, place: slice) -> AlikeKeys: ...
+    def __getitem__(self, place: int | slice) -> BlockKey | AlikeKeys:
+        if isinstance(place, slice):
+            return AlikeKeys(self.namespace, self.hashes[place], self.part)
+        return BlockKey(self.namespace, self.hashes[place], self.part)
 
 
 @dataclass(frozen=True, slots=True)

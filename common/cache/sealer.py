@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 
 from common.cache.header import Damage, inspect, make_header, promised_checksum
-from common.cache.l3 import BlockKey, SealedBlock, Slot, State
+from common.cache.l3 import AlikeKeys, BlockKey, SealedBlock, Slot, State
 from common.cache.threads import IoThreads, Job
 from common.transport.tag import Tagger
 
@@ -43,11 +43,12 @@ class Sealer:
         """Key under which a store keeps a block sealed with this key."""
         return BlockKey(self.space(key.namespace), key.prefix_hash, key.part)
 
-    def stored_all(self, keys: Sequence[BlockKey]) -> list[BlockKey]:
+    def stored_all(self, keys: Sequence[BlockKey]) -> Sequence[BlockKey]:
         """As `stored`, for each."""
-        spaces = {namespace: self.space(namespace) for namespace in {key[0] for key in keys}}
-        new = tuple.__new__  # what BlockKey() comes to, at a third of its time: there are hundreds of them
-        return [new(BlockKey, (spaces[namespace], prefix_hash, part)) for namespace, prefix_hash, part in keys]
+        alike = AlikeKeys.of(keys)
+        if alike is None:
+            return [self.stored(key) for key in keys]
+        return AlikeKeys(self.space(alike.namespace), alike.hashes, alike.part)
 
     async def seal(self, blocks: Sequence[tuple[BlockKey, memoryview]], deadline_s: float) -> list[SealedBlock] | None:
         """Blocks as a store takes them, under their stored keys; None when time is up."""

@@ -70,7 +70,7 @@ class Node:
             lent = [one if one is not None and one.header else None for one in found]
             failed = {index for index, one in enumerate(found) if one is not None and one.visible and not lent[index]}
         ttl_s = holdings.leases.ttl_s(wanted_ttl_s)
-        holdings.objects.touch(hits)
+        asyncio.get_running_loop().call_soon(holdings.objects.touch, hits)  # behind the answer
         lease_id = holdings.leases.grant(hits, holdings.clock(), ttl_s) if hits else 0
         if lease_id is None:  # too many leases: no answer is better than one that cannot be relied on
             failed |= {index for index, one in enumerate(lent) if one is not None}
