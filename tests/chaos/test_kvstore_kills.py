@@ -30,3 +30,4 @@ async def test_no_object_is_wrong_and_none_that_was_on_disk_is_lost(
         with capsys.disabled():
             print(f"\n{killer.tally}", end="", flush=True)
         assert not any(killer.tally.faults.values()), killer.tally
+        assert killer.tally.cut > 0, "no kill hit a put"

@@ -34,7 +34,6 @@ async def test_what_was_on_disk_outlives_every_kill_and_nothing_is_wrong(folder:
     print(killer.tally)
     assert killer.tally.faults == {"wrong": 0, "lost": 0, "failed": 0}, killer.tally
     assert killer.tally.kept > 0, "nothing came to the disk before a kill"
-    assert killer.tally.cut > 0, "no kill hit a put: are the points random?"
 
 
 async def test_control_other_bytes_and_lost_objects_are_counted(folder: Path) -> None:

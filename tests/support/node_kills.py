@@ -10,6 +10,7 @@ is there or a miss; neither ever has other bytes. `Ledger` knows who was told wh
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 import time
@@ -155,6 +156,7 @@ class Killer:
         self._folder = folder
         self._usual_start_s = 0.1
         self._put_s = 0.01
+        self._killed_s = 0.0
 
     async def run(self, num_kills: int) -> None:
         """That many lives that are killed, and a last one that is not."""
@@ -234,6 +236,7 @@ class Killer:
 
     async def _work(self, node: StoreCommand, store: BareStore) -> None:
         """Puts and listings, until the node is dead: some puts after something new came to its disk, or before that."""
+        self._killed_s = math.inf
         known = len(self.ledger.on_disk)
         wants_more = self._chance.random() < 0.7 and not self.ledger.is_full
         dead = asyncio.Event()
@@ -244,14 +247,19 @@ class Killer:
                 while wants_more and len(self.ledger.on_disk) == known:  # noqa: ASYNC110 - several tasks add to it
                     await asyncio.sleep(0.001)
             delay_s = self._chance.random() * self._chance.randint(1, self.ledger.room.most_puts) * self._put_s
-            await asyncio.to_thread(_kill_after, delay_s, node)
+            await asyncio.to_thread(self._kill_after, delay_s, node)
         finally:
             dead.set()
             await asyncio.gather(*tasks)
         self.tally.kills += 1
 
+    def _kill_after(self, delay_s: float, node: StoreCommand) -> None:
+        """In a thread, so that the moment does not depend on what the clients do."""
+        time.sleep(delay_s)
+        self._killed_s = time.monotonic()
+        node.kill()
+
     async def _put_on(self, store: BareStore, dead: asyncio.Event) -> None:
-        was_cut = False
         while not dead.is_set():
             numbers = self.ledger.draw(self._chance)
             began_s = time.monotonic()
@@ -261,8 +269,7 @@ class Killer:
             if done:
                 self._put_s = time.monotonic() - began_s
             elif PutState.ERROR in states:
-                self.tally.cut += not was_cut
-                was_cut = True
+                self.tally.cut += began_s < self._killed_s
                 await asyncio.sleep(0.001)
 
     async def _list_on(self, address: str, dead: asyncio.Event) -> None:
@@ -275,12 +282,6 @@ class Killer:
                     for number in range(len(numbers), self.ledger.num_names):
                         numbers[key_of(number).prefix_hash] = number
                     self.ledger.on_disk |= {numbers[name] async for name in listed(stub) if name in numbers}
-
-
-def _kill_after(delay_s: float, node: StoreCommand) -> None:
-    """In a thread, so that the moment does not depend on what the clients do."""
-    time.sleep(delay_s)
-    node.kill()
 
 
 def is_there(state: PutState) -> bool:
