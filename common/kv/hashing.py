@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from hashlib import sha256
 
 HASH_BYTES = 32
 SCHEMA_VERSION = 1
+MAX_ROOTS = 1024
+"""Roots that are remembered: most requests have the salt of one before."""
 
 _U32 = struct.Struct("<I")
 
@@ -31,6 +34,7 @@ def _digest(domain: bytes, fields: Iterable[bytes]) -> bytes:
     return digest.digest()
 
 
+@lru_cache(MAX_ROOTS)
 def prefix_root(block_size: int, salt: str, adapter: str = "") -> bytes:
     """Return the 32-byte hash that stands before the first block.
 

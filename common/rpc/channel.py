@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import grpc
 
 from common.base.config import TimeoutsConfig
 
+S = TypeVar("S")
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_CHANNELS = 1024
 RECONNECT_MS = 200
@@ -35,6 +37,14 @@ def keepalive_options(timeouts: TimeoutsConfig) -> list[tuple[str, int]]:
     ]
 
 
+@dataclass(slots=True)
+class _Open:
+    """A channel, and the stubs on it by their classes."""
+
+    channel: grpc.aio.Channel
+    stubs: dict[Callable[[grpc.aio.Channel], Any], Any] = field(default_factory=dict)
+
+
 class ChannelPool:
     """Channels by address, opened on first use. Lives on one asyncio loop.
 
@@ -50,19 +60,29 @@ class ChannelPool:
             ("grpc.max_reconnect_backoff_ms", RECONNECT_MS),
             ("grpc.use_local_subchannel_pool", 1),
         ]
-        self._channels: OrderedDict[str, grpc.aio.Channel] = OrderedDict()
+        self._channels: OrderedDict[str, _Open] = OrderedDict()
         self._closing: set[asyncio.Task[None]] = set()
 
     def get(self, address: str) -> grpc.aio.Channel:
         """The channel to `host:port`; does not connect yet."""
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = grpc.aio.insecure_channel(address, options=self._options)
-            self._channels[address] = channel
+        return self._open(address).channel
+
+    def stub(self, kind: Callable[[grpc.aio.Channel], S], address: str) -> S:
+        """The stub of a service on the channel to `host:port`, which is made once; does not connect yet."""
+        one = self._open(address)
+        stub: S | None = one.stubs.get(kind)
+        if stub is None:
+            stub = one.stubs[kind] = kind(one.channel)
+        return stub
+
+    def _open(self, address: str) -> _Open:
+        one = self._channels.get(address)
+        if one is None:
+            one = self._channels[address] = _Open(grpc.aio.insecure_channel(address, options=self._options))
             if len(self._channels) > MAX_CHANNELS:
-                self._close_soon(self._channels.popitem(last=False)[1])
+                self._close_soon(self._channels.popitem(last=False)[1].channel)
         self._channels.move_to_end(address)
-        return channel
+        return one
 
     def forget(self, address: str) -> Coroutine[Any, Any, None]:
         """Drop the channel to an address whose process is gone; unknown addresses are fine.
@@ -74,8 +94,8 @@ class ChannelPool:
     async def close(self) -> None:
         """Close all channels."""
         channels, self._channels = list(self._channels.values()), OrderedDict()
-        for channel in channels:
-            await channel.close()
+        for one in channels:
+            await one.channel.close()
         await asyncio.gather(*self._closing)
 
     def _close_soon(self, channel: grpc.aio.Channel) -> None:
@@ -84,6 +104,6 @@ class ChannelPool:
         task.add_done_callback(self._closing.discard)
 
 
-async def _close(channel: grpc.aio.Channel | None) -> None:
-    if channel is not None:
-        await channel.close()
+async def _close(one: _Open | None) -> None:
+    if one is not None:
+        await one.channel.close()

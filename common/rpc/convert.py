@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from common.grammar.spec import GrammarKind, GrammarSpec, choices_spec
 from common.kv.hashing import HASH_BYTES
@@ -15,31 +16,16 @@ TokenBytes = Callable[[int], bytes]
 
 
 def sampling_from_pb(message: types_pb2.SamplingParams) -> SamplingParams:
-    """Parameters with the defaults filled in (temperature 1, top_p 1, repetition penalty 1).
+    """What the message has, which are few fields of many, and the defaults of `SamplingParams` for the rest.
 
     Does not validate, but for choices, which must be strings that are not empty (InvalidRequest).
     """
-    return SamplingParams(
-        max_tokens=message.max_tokens,
-        min_tokens=message.min_tokens,
-        temperature=message.temperature if message.HasField("temperature") else 1.0,
-        top_k=message.top_k,
-        top_p=message.top_p if message.HasField("top_p") else 1.0,
-        min_p=message.min_p,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
-        logit_bias=dict(message.logit_bias),
-        stop=tuple(message.stop),
-        stop_token_ids=tuple(message.stop_token_ids),
-        ignore_eos=message.ignore_eos,
-        logprobs=message.logprobs if message.HasField("logprobs") else None,
-        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
-        prompt_logprobs_start=message.prompt_logprobs_start,
-        include_stop_str=message.include_stop_str,
-        skip_special_tokens=message.skip_special_tokens if message.HasField("skip_special_tokens") else True,
-        grammar=grammar_from_pb(message.grammar),
-    )
+    given: dict[str, Any] = {field.name: value for field, value in message.ListFields()}
+    for name in _TO_PLAIN.keys() & given:
+        given[name] = _TO_PLAIN[name](given[name])
+    given.pop("seed", None)
+    given.setdefault("max_tokens", 0)
+    return SamplingParams(**given)
 
 
 def grammar_from_pb(message: types_pb2.Grammar) -> GrammarSpec | None:
@@ -50,6 +36,15 @@ def grammar_from_pb(message: types_pb2.Grammar) -> GrammarSpec | None:
     if kind == "choices":
         return choices_spec(list(message.choices.values))
     return GrammarSpec(GrammarKind(kind), getattr(message, kind))
+
+
+_TO_PLAIN: Mapping[str, Callable[[Any], Any]] = {
+    "logit_bias": dict,
+    "stop": tuple,
+    "stop_token_ids": tuple,
+    "grammar": grammar_from_pb,
+}
+"""What is no number in `types_pb2.SamplingParams`."""
 
 
 def grammar_to_pb(spec: GrammarSpec | None) -> types_pb2.Grammar | None:

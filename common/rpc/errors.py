@@ -94,8 +94,7 @@ def cancelled_elsewhere() -> bool:
     return task is not None and not task.cancelling()
 
 
-@contextmanager
-def calling(leg: Leg, cut_off: str, on_cut: Callable[[], None] | None = None) -> Iterator[None]:
+class calling:
     """Turn what a call inside the `with` raises into our errors.
 
     Args:
@@ -103,16 +102,24 @@ def calling(leg: Leg, cut_off: str, on_cut: Callable[[], None] | None = None) ->
         cut_off: says that the call was cancelled, by whoever but the current task: a PeerLost.
         on_cut: called before that is raised; may raise what it means instead.
     """
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        raise from_rpc_error(error, leg) from error
-    except asyncio.CancelledError:
-        if not cancelled_elsewhere():
-            raise
-        if on_cut is not None:
-            on_cut()
-        raise errors.PeerLost(cut_off, leg=leg) from None
+
+    __slots__ = ("_cut_off", "_leg", "_on_cut")
+
+    def __init__(self, leg: Leg, cut_off: str, on_cut: Callable[[], None] | None = None) -> None:
+        self._leg = leg
+        self._cut_off = cut_off
+        self._on_cut = on_cut
+
+    def __enter__(self) -> object:
+        return None
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, grpc.aio.AioRpcError):
+            raise from_rpc_error(error, self._leg) from error
+        if isinstance(error, asyncio.CancelledError) and cancelled_elsewhere():
+            if self._on_cut is not None:
+                self._on_cut()
+            raise errors.PeerLost(self._cut_off, leg=self._leg) from None
 
 
 def status_of(error: PandoError) -> grpc.StatusCode:

@@ -49,15 +49,15 @@ class Stitch:
             PeerLost: the frame leaves a gap, so something its worker sent was lost; nothing of it passes.
         """
         assert not self.finished, "a frame after the last"
-        cut = Cut(len(self.token_ids) - token_index, self.text_offset - text_offset)
-        if cut.num_tokens < 0 or (num_chars and cut.num_chars < 0):
+        tokens_known, chars_known = len(self.token_ids) - token_index, self.text_offset - text_offset
+        if tokens_known < 0 or (num_chars and chars_known < 0):
             raise PeerLost(
                 f"gap in the stream: {len(self.token_ids)} tokens and {self.text_offset} characters came, "
                 f"the next frame starts at {token_index} and {text_offset}",
                 reason="stream_gap",
                 leg=Leg.DECODE,
             )
-        cut = Cut(min(cut.num_tokens, len(token_ids)), min(max(cut.num_chars, 0), num_chars))
+        cut = Cut(min(tokens_known, len(token_ids)), min(max(chars_known, 0), num_chars))
         new = token_ids[cut.num_tokens :] if cut.num_tokens else token_ids
         self.token_ids.extend(new)
         self.num_new += len(new)

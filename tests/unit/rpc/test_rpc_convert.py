@@ -45,7 +45,8 @@ OTHER = {
 
 def test_every_field_travels() -> None:
     assert {*OTHER, "grammar"} == {field.name for field in fields(SamplingParams)}  # the grammar has tests of its own
-    made = sampling_from_pb(types_pb2.SamplingParams(**OTHER))
+    assert {*OTHER, "grammar", "seed"} == set(types_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
+    made = sampling_from_pb(types_pb2.SamplingParams(**OTHER, seed=1))
     assert {name: getattr(made, name) for name in OTHER} == OTHER
 
 
