@@ -85,6 +85,8 @@ class Admission:
 
     def check_room(self, tenant: str, weight: int, priority: int, now_s: float) -> None:
         """Raise Overloaded if a request of the least cost would be refused now: a look before its prompt is read."""
+        if not self._queue.num_waiting:
+            return
         self._advance(now_s)
         self._check_wait(tenant, weight_of(weight), rank(now_s, priority, self._limits.priority_ageing_s))
         self._find_victims(Entry(tenant, MIN_COST_TOKENS, priority), weight_of(weight))
@@ -106,11 +108,10 @@ class Admission:
         )
         if now_s >= claim.deadline_s:
             raise DeadlineExceeded("the request's time is up", leg=Leg.ROUTER)
-        if not claim.resumes:
+        if not claim.resumes and self._queue.num_waiting:
             self._make_room(entry, weight, claim.deadline_s)
         seat = self._seats[entry] = Seat(entry, now_s, claim.deadline_s)
         self._queue.open(entry, weight)
-        self._advance(now_s)
         return seat
 
     def next(self, workers: Workers, now_s: float) -> Seat | None:
@@ -119,9 +120,10 @@ class Admission:
         Those whose time cannot suffice any more are refused on the way.
         """
         self._advance(now_s)
-        while len(self._queue) and self._flight.has_room(self._limits, self.dispatch_limit_tokens(workers), workers):
-            entry = self._queue.pop()
-            assert entry is not None, f"{len(self._queue)} requests wait, and nobody's turn comes"
+        limits, queue = self._limits, self._queue
+        while queue.num_waiting and self._flight.has_room(limits, self.dispatch_limit_tokens(workers), workers):
+            entry = queue.pop()
+            assert entry is not None, f"{len(queue)} requests wait, and nobody's turn comes"
             seat = self._seats[entry]
             if self._flight.num_requests and now_s + self._prefill_s(entry.cost_tokens) > seat.deadline_s:
                 self._refuse(seat, _too_late())
@@ -141,7 +143,6 @@ class Admission:
             self._speeds.prefill.add(seat.entry.cost_tokens)
             self._flight.land(seat)
             self._flight.grow()
-            self._advance(now_s)
 
     def output(self, seat: Seat, num_tokens: int) -> None:
         """A request at the workers has given tokens: its tenant pays for them."""
@@ -160,7 +161,6 @@ class Admission:
         self._queue.put_back(seat.entry)
         if seat.waited_s > 0:
             self._speeds.drain.add(-seat.entry.cost_tokens)
-        self._advance(now_s)
         return True
 
     def leave(self, seat: Seat, now_s: float) -> None:
@@ -171,7 +171,6 @@ class Admission:
         if seat.stage in (Stage.DISPATCHED, Stage.RUNNING):
             self._flight.leave(seat, Stage.GONE)
         self._close(seat)
-        self._advance(now_s)
 
     def take_refused(self) -> list[Seat]:
         """Requests that were queued and then refused, since the last call; they are gone."""
@@ -188,7 +187,6 @@ class Admission:
         seat.waited_s = now_s - seat.arrived_s
         if seat.waited_s > 0:
             self._speeds.drain.add(seat.entry.cost_tokens)
-        self._advance(now_s)
 
     def _refuse(self, seat: Seat, error: PandoError) -> None:
         seat.refusal = error
@@ -209,11 +207,11 @@ class Admission:
             self._refuse(self._seats[victim], self._overloaded("the request gave way to others", "pushed_out"))
 
     def _find_victims(self, entry: Entry, weight: int) -> list[Entry]:
-        """Who has to give way for a new request; nobody when there is room, or nobody waits. Raises Overloaded."""
+        """Who of those that wait has to give way for a new request; nobody when there is room. Raises Overloaded."""
         limits, queue = self._limits, self._queue
         num_requests = len(queue) + 1 - limits.max_queued_requests
         num_tokens = queue.queued_tokens + entry.cost_tokens - limits.max_queued_tokens
-        if not len(queue) or (num_requests <= 0 and num_tokens <= 0):
+        if num_requests <= 0 and num_tokens <= 0:
             return []
         num_tokens = min(num_tokens, queue.queued_tokens)
         victims = queue.victims(entry, weight, num_requests, num_tokens)
@@ -250,10 +248,12 @@ class Admission:
         )
 
     def _advance(self, now_s: float) -> None:
+        """Time has come to `now_s`; nothing has changed since the last event."""
         self._now_s = now_s
-        self._speeds.drain.advance(now_s, busy=len(self._queue) > 0)
+        num_queued = self._queue.num_waiting
+        self._speeds.drain.advance(now_s, busy=num_queued > 0)
         self._speeds.prefill.advance(now_s, busy=self._flight.cost_tokens > 0)
-        if not len(self._queue):
+        if not num_queued:
             self._flight.cap = None
 
 

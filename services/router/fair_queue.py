@@ -102,7 +102,9 @@ class FairQueue:
 
     def open(self, entry: Entry, weight: int) -> None:
         """Let a new request wait; it stays open until `close`. The tenant's weight is the one given last."""
-        tenant = self._tenants.setdefault(entry.tenant, _Tenant(contest=self._contest))
+        tenant = self._tenants.get(entry.tenant)
+        if tenant is None:
+            tenant = self._tenants[entry.tenant] = _Tenant(contest=self._contest)
         tenant.weight = weight
         tenant.num_open += 1
         self._num_entries += 1
@@ -122,11 +124,7 @@ class FairQueue:
         """Serve the request whose turn it is; None when nobody waits. It stays open."""
         if not self._ring:
             return None
-        tenant = self._visit()
-        if tenant is None:
-            self._skip_rounds()
-            tenant = self._visit()
-        assert tenant is not None, "credit for a request, and nobody has it"
+        tenant = self._whose_turn() if len(self._ring) > 1 else self._alone()
         entry = tenant.waiting[0]
         tenant.credit_tokens -= entry.cost_tokens
         self._remove(tenant, entry)
@@ -179,6 +177,21 @@ class FairQueue:
         """All that wait; no order among tenants."""
         for tenant in self._ring:
             yield from tenant.waiting
+
+    def _alone(self) -> _Tenant:
+        """The only tenant that waits: its visit lasts, and gives what credit it needs."""
+        tenant = self._ring[0]
+        tenant.visited = True
+        tenant.credit_tokens = max(tenant.credit_tokens, tenant.waiting[0].cost_tokens)
+        return tenant
+
+    def _whose_turn(self) -> _Tenant:
+        tenant = self._visit()
+        if tenant is None:
+            self._skip_rounds()
+            tenant = self._visit()
+        assert tenant is not None, "credit for a request, and nobody has it"
+        return tenant
 
     def _visit(self) -> _Tenant | None:
         """One round at most: the tenant whose first request its credit covers."""

@@ -15,18 +15,16 @@ class Rate:
         self._fade_s = fade_s
         self._amount = 0.0
         self._busy_s = 0.0
-        self._busy = False
         self._seen_s = 0.0
 
     def advance(self, now_s: float, busy: bool) -> None:
-        """Time has come to `now_s`; from here on there is something to do (`busy`), or not."""
+        """Time has come to `now_s`; since the last call there was something to do (`busy`), or not."""
         passed_s = now_s - self._seen_s
         if passed_s > 0:
             kept = exp(-passed_s / self._fade_s)
             self._amount *= kept
-            self._busy_s = self._busy_s * kept + (self._fade_s * (1 - kept) if self._busy else 0.0)
+            self._busy_s = self._busy_s * kept + (self._fade_s * (1 - kept) if busy else 0.0)
             self._seen_s = now_s
-        self._busy = busy
 
     def add(self, amount: float) -> None:
         """So much was done just now."""

@@ -89,6 +89,15 @@ def test_credit_is_not_saved_up() -> None:
     assert tokens["brief"] <= 1000 + 2 * QUANTUM_TOKENS
 
 
+def test_a_tenant_alone_waits_for_no_credit_and_saves_none() -> None:
+    queue = FairQueue()
+    fill(queue, "alone", 60, cost=10 * QUANTUM_TOKENS)
+    assert served(queue, 20)["alone"] == 200 * QUANTUM_TOKENS
+    fill(queue, "late", 60, cost=10 * QUANTUM_TOKENS)
+    tokens = served(queue, 20)
+    assert abs(tokens["alone"] - tokens["late"]) <= 10 * QUANTUM_TOKENS
+
+
 def test_put_back_restores_place_and_credit() -> None:
     queue = FairQueue()
     first, second = fill(queue, "a", 2)

@@ -9,15 +9,15 @@ from services.router.rate import Rate
 
 def test_it_counts_busy_time_only_and_says_nothing_too_early() -> None:
     rate = Rate(fade_s=1000.0)
-    rate.advance(100.0, busy=True)
+    rate.advance(100.0, busy=False)
     rate.add(10)
     rate.advance(100.2, busy=True)
     assert rate.per_s() is None
     rate.add(90)
-    rate.advance(101.0, busy=False)
+    rate.advance(101.0, busy=True)
     assert rate.per_s() == pytest.approx(100.0, rel=0.01)
     assert rate.per_s(soon=20) == pytest.approx(120.0, rel=0.01)
-    rate.advance(103.0, busy=True)
+    rate.advance(103.0, busy=False)
     rate.advance(104.0, busy=True)
     assert rate.per_s() == pytest.approx(50.0, rel=0.01)
 
@@ -36,9 +36,9 @@ def test_a_steady_rate_is_found_and_a_change_followed() -> None:
 
 def test_what_is_long_ago_is_forgotten() -> None:
     rate = Rate(fade_s=2.0)
-    rate.advance(0.0, busy=True)
+    rate.advance(0.0, busy=False)
     rate.add(100)
-    rate.advance(5.0, busy=False)
+    rate.advance(5.0, busy=True)
     assert rate.per_s() is not None
     rate.advance(15.0, busy=False)
     assert rate.per_s() is None
