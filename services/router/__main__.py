@@ -90,6 +90,7 @@ class Router:
         )
         room = self.room = WaitingRoom(Admission(admission_limits(config)), self._fleet, self._metrics, monotonic)
         self._running = RunningTable(config.max_concurrent_requests, room.too_many)
+        self._metrics.running.set_function(self._running.__len__)
         strict = config.context_policy == "strict"
         decisions = DecisionLog(config.explain_requests)
         budget = RetryBudget(config.retry_ratio, config.retry_burst)

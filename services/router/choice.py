@@ -14,7 +14,6 @@ workers told how it went. A retry before the first token costs the router's budg
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from math import inf
 
@@ -30,6 +29,7 @@ from services.router.policy import Plan, Task
 from services.router.prefix_view import WorkerKey
 from services.router.retry import Retries, blamed_leg, blames
 from services.router.running import Ticket
+from services.router.worker_rpc import Attempt
 
 MISLED_S = 1.0
 """How long a request without a token waits for news of the roles."""
@@ -89,21 +89,35 @@ class Choice:
         """
         if (last := self._output.close(0)) is not None:
             yield last
-        while not self._stitch.finished:
-            self.placement = await self._place()
-            legs = Legs(self._desk.fleet.breakers, self.placement.plan, self._desk.clock())
-            self._num_at_start = self._stitch.num_new
+        stitch = self._stitch
+        while not stitch.finished:
+            placement = self.placement = await self._place()
+            legs = Legs(self._desk.fleet.breakers, placement.plan, placement.started_s)
+            self._num_at_start = stitch.num_new
             try:
-                async with aclosing(self._attempt(self.placement, legs)) as frames:
-                    async for frame in frames:
-                        yield frame
+                with self._called(placement) as answers:
+                    async for answer in answers:
+                        frame, now_s = answer.frame, self._desk.clock()
+                        if stitch.finished:
+                            continue
+                        is_new = self._output.take(frame, self._retries.attempt)
+                        try:
+                            if is_new:
+                                legs.answered()
+                                yield frame
+                        finally:  # the books are written while the frame is on its way
+                            self._note(frame, placement, now_s)
+                if not stitch.finished:
+                    raise PeerLost("the worker's stream ended before its finish", leg=Leg.DECODE)
+                legs.succeeded()
             except PandoError as error:
-                self.placement.outcome = f"{error.leg.value or Leg.DECODE.value}: {error.reason}"
-                if (last := self._failed(error, self.placement.plan, legs)) is not None:
+                placement.outcome = f"{error.leg.value or Leg.DECODE.value}: {error.reason}"
+                if (last := self._failed(error, placement.plan, legs)) is not None:
                     yield last
             finally:
-                self.placement.release()
+                placement.release()
                 legs.release()
+                self._desk.metrics.plans.labels(placement.plan.reason).inc()
 
     async def _place(self) -> Placement:
         """Choose workers and charge them; a stream that already runs waits a while for some to appear, or to have room.
@@ -114,8 +128,7 @@ class Choice:
         desk = self._desk
         planner, roster = desk.fleet.planner, desk.fleet.roster
         await desk.fleet.until_known()
-        patience_s = desk.config.migration_wait_s if self._has_begun else self._retries.is_misled * MISLED_S
-        give_up_s = min(desk.clock() + patience_s, self._crowded_until_s)
+        give_up_s: float | None = None
         while True:
             self._ticket.check()
             task = self._task()
@@ -124,10 +137,12 @@ class Choice:
             chosen = planner.plan(task, roster.candidates(excluded.decode, now_s), excluded, now_s)
             if chosen is not None:
                 self._pay()
-                desk.metrics.plans.labels(chosen.reason).inc()
                 placement = planner.start(chosen, task, now_s)
                 desk.decisions.note(self._job.request_id, self._index, self._retries.attempt, placement)
                 return placement
+            if give_up_s is None:
+                patience_s = desk.config.migration_wait_s if self._has_begun else self._retries.is_misled * MISLED_S
+                give_up_s = min(now_s + patience_s, self._crowded_until_s)
             left_s = min(give_up_s, self._job.deadline_s) - now_s
             if left_s <= 0:
                 raise self._retries.nobody_left()
@@ -138,7 +153,7 @@ class Choice:
     def _task(self) -> Task:
         desk, job = self._desk, self._job
         num_output = len(self._stitch.token_ids)
-        left = job.params.max_tokens - num_output
+        left = job.max_tokens - num_output
         return Task(
             hashes=job.hashes,
             num_tokens=len(job.prompt_ids) + num_output,
@@ -150,12 +165,12 @@ class Choice:
             landing=self._hints.landing,
         )
 
-    async def _attempt(self, placement: Placement, legs: Legs) -> AsyncGenerator[Frame, None]:
-        desk, job, stitch = self._desk, self._job, self._stitch
+    def _called(self, placement: Placement) -> Attempt:
+        """Call the worker. Raises DeadlineExceeded."""
+        desk, job, stitch, attempt = self._desk, self._job, self._stitch, self._retries.attempt
         now_s = desk.clock()
         if now_s >= job.deadline_s:
             raise DeadlineExceeded("the request's time is up", leg=Leg.ROUTER)
-        attempt = self._retries.attempt
         request = decode_request(
             job,
             placement.plan,
@@ -166,27 +181,15 @@ class Choice:
         )
         if not attempt and self._output.leads:
             self._trace.planned(now_s)
-        address, timeout_s = placement.plan.decode.address, job.deadline_s - now_s
-        with desk.rpc.generate(address, request, timeout_s, self._ticket) as answers:
-            async for answer in answers:
-                if not stitch.finished and self._pass(answer.frame, placement):
-                    legs.answered()
-                    yield answer.frame
-        if stitch.finished:
-            legs.succeeded()
-        else:
-            raise PeerLost("the worker's stream ended before its finish", leg=Leg.DECODE)
+        return desk.rpc.generate(placement.plan.decode.address, request, job.deadline_s - now_s, self._ticket)
 
-    def _pass(self, frame: Frame, placement: Placement) -> bool:
-        """Put a worker's frame into the client's stream and into the books; False when nothing of it is new."""
-        is_new = self._output.take(frame, self._retries.attempt)
-        now_s = self._desk.clock()
+    def _note(self, frame: Frame, placement: Placement, now_s: float) -> None:
+        """Put a worker's frame, which came at `now_s`, into the books."""
         if frame.token_ids:
             placement.progress(len(frame.token_ids), now_s)
             self._trace.tokens(self._index, len(frame.token_ids), now_s)
         if self._stitch.finished:
             placement.finished(reuse_from_pb(frame.usage), now_s)
-        return is_new
 
     def _failed(self, error: PandoError, hit: Plan, legs: Legs) -> Frame | None:
         """Note a failure; returns the last frame when what was sent already ends the choice.

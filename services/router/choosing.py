@@ -52,7 +52,7 @@ def choose(picker: Picker, excluded: Exclusions) -> Plan | None:
         for (worker, own), (prompt, _) in zip(able, ways, strict=True)
     ]
     chosen = picker.pick(quotes)
-    prompt, reason = ways[next(index for index, quote in enumerate(quotes) if quote is chosen)]
+    prompt, reason = ways[quotes.index(chosen)]
     return Plan(
         decode=chosen.candidate,
         prefill=prompt.candidate if chosen.is_remote else None,

@@ -46,7 +46,7 @@ def closing(job: Job, tokenizer: Tokenizer, token_ids: Sequence[int], text_offse
     detok = detokenizer(job.params, tokenizer)
     whole = detok.feed(token_ids)
     stopped = detok.stop_match is not None or _ends_with_stop_token(job, token_ids)
-    if not stopped and len(token_ids) < job.params.max_tokens:
+    if not stopped and len(token_ids) < job.max_tokens:
         return None
     whole += detok.finish()
     return Closing(stopped or detok.stop_match is not None, detok.stop_match or "", whole[text_offset:])

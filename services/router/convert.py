@@ -1,6 +1,7 @@
 """Between the wire and the router's dataclasses; with `service.py` and `worker_rpc.py` the only place that builds
 or reads protobuf messages. Frames are the exception: they pass from worker to client as they came, because parsing and
-rebuilding each would be most of the router's work per token.
+rebuilding each would be most of the router's work per token; and so do prompt ids and sampling parameters, once they
+were checked, from client to worker.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ import orjson
 
 from common.base.errors import InvalidRequest
 from common.kv.events import IndexDigest
-from common.rpc.convert import grammar_to_pb, join_hashes, sampling_from_pb
-from common.sched.params import SamplingParams
+from common.rpc.convert import join_hashes, sampling_from_pb
 from pando.v1 import inference_pb2, types_pb2, worker_pb2
 from services.router.index_update import Update
 from services.router.job import Chat, Job, Prompt, Wish
@@ -31,6 +31,7 @@ def wish_from_pb(message: inference_pb2.GenerateRequest) -> Wish:
     """
     sampling = message.sampling
     return Wish(
+        message=message,
         request_id=message.request_id,
         model=message.model,
         prompt=prompt_from_pb(message),
@@ -57,7 +58,7 @@ def prompt_from_pb(message: inference_pb2.GenerateRequest | inference_pb2.Tokeni
     if kind == "chat":
         return _chat_from_pb(message.chat)
     if isinstance(message, inference_pb2.GenerateRequest) and kind == "token_ids":
-        return tuple(message.token_ids.ids[:])  # a slice is a list at half the cost of iterating
+        return message.token_ids.ids[:]
     return None
 
 
@@ -92,49 +93,12 @@ def _json(text: str, kind: type, param: str) -> Any:
     return value
 
 
-def sampling_to_pb(params: SamplingParams, seed: int) -> types_pb2.SamplingParams:
-    """The inverse of `sampling_from_pb`, every default spelled out."""
-    return types_pb2.SamplingParams(
-        max_tokens=params.max_tokens,
-        min_tokens=params.min_tokens,
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        logit_bias=params.logit_bias,
-        stop=params.stop,
-        stop_token_ids=params.stop_token_ids,
-        ignore_eos=params.ignore_eos,
-        logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs,
-        prompt_logprobs_start=params.prompt_logprobs_start,
-        include_stop_str=params.include_stop_str,
-        skip_special_tokens=params.skip_special_tokens,
-        seed=seed,
-        grammar=grammar_to_pb(params.grammar),
-    )
-
-
 def decode_request(
     job: Job, plan: Plan, *, choice: int, attempt: int, output_ids: Sequence[int], text_offset: int
 ) -> worker_pb2.DecodeServiceGenerateRequest:
     """The call to the decode worker for one attempt at one choice, which has `output_ids` so far."""
-    return worker_pb2.DecodeServiceGenerateRequest(
-        request=worker_pb2.WorkerRequest(
-            request_id=f"{job.request_id}.{choice}.{attempt}",
-            prompt_token_ids=job.prompt_ids,
-            output_token_ids=output_ids,
-            sampling=sampling_to_pb(job.params, job.seed),
-            choice=choice,
-            attempt=attempt,
-            priority=job.priority,
-            cache_salt=job.cache_salt,
-            prefix_hashes=join_hashes(job.hashes),
-            namespace=job.namespace,
-        ),
+    message = job.message
+    call = worker_pb2.DecodeServiceGenerateRequest(
         prefill=_worker_ref(plan.prefill) if plan.prefill else None,
         sources=[
             worker_pb2.BlockSource(worker=_worker_ref(source.worker), num_blocks=source.num_blocks)
@@ -142,6 +106,21 @@ def decode_request(
         ],
         text_offset=text_offset,
     )
+    request = call.request
+    request.request_id = f"{job.request_id}.{choice}.{attempt}"
+    request.prompt_token_ids.extend(message.token_ids.ids or job.prompt_ids)
+    request.output_token_ids.extend(output_ids)
+    request.sampling.MergeFrom(message.sampling)
+    request.sampling.DiscardUnknownFields()
+    request.sampling.max_tokens = job.max_tokens
+    request.sampling.seed = job.seed
+    request.choice = choice
+    request.attempt = attempt
+    request.priority = job.priority
+    request.cache_salt = job.cache_salt
+    request.prefix_hashes = join_hashes(job.hashes)
+    request.namespace = job.namespace
+    return call
 
 
 def _worker_ref(worker: Candidate) -> worker_pb2.WorkerRef:

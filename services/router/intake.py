@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from common.base.errors import Leg, ModelNotFound, NotReady
 from common.base.ids import new_seed
 from common.base.limits import LimitsConfig
@@ -35,6 +33,7 @@ class Intake:
         self._grammars = grammars
         self._limits = limits
         self._strict_context = strict_context
+        self._eos_ids = frozenset(model.config.eos_token_ids)
 
     @property
     def max_model_len(self) -> int:
@@ -64,19 +63,21 @@ class Intake:
 
     def _build(self, wish: Wish, request_id: str, deadline_s: float) -> Job:
         assert wish.prompt is not None, "checked by the caller"
-        prompt_ids = self._model.token_ids(wish.prompt, max_tokens=self.max_model_len)
-        budget = output_budget(wish, len(prompt_ids), self.max_model_len, self._limits, self._strict_context)
+        max_model_len = self.max_model_len
+        prompt_ids = self._model.token_ids(wish.prompt, max_tokens=max_model_len)
+        budget = output_budget(wish, len(prompt_ids), max_model_len, self._limits, self._strict_context)
         identity = self._membership.identity
         if identity is None:
             raise NotReady("no worker has joined yet", reason="no_worker", leg=Leg.ROUTER)
         root = prefix_root(identity.block_size, wish.cache_salt)
-        params = replace(wish.params, max_tokens=budget)
         return Job(
+            message=wish.message,
             request_id=request_id,
             prompt_ids=prompt_ids,
             output_ids=wish.output_ids,
-            params=params,
-            eos_ids=frozenset(self._model.config.eos_token_ids),
+            params=wish.params,
+            max_tokens=budget,
+            eos_ids=self._eos_ids,
             seed=new_seed() if wish.seed is None else wish.seed,
             n=wish.n,
             cache_salt=wish.cache_salt,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.sched.params import SamplingParams
+from pando.v1 import inference_pb2
 
 
 @dataclass(slots=True, frozen=True)
@@ -19,15 +20,16 @@ class Chat:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
-Prompt = str | Chat | tuple[int, ...]
+Prompt = str | Chat | list[int]
 """Text, messages, or token ids."""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Wish:
     """A generation request as it came in, nothing checked.
 
     Attributes:
+        message: the request itself; only `convert` looks into it.
         prompt: None when the client sent none.
         output_ids: output that the client already has; generation goes on after it.
         first_choice: number of the first of `n` choices.
@@ -37,6 +39,7 @@ class Wish:
         seed: None when unset.
     """
 
+    message: inference_pb2.GenerateRequest
     request_id: str
     model: str
     prompt: Prompt | None
@@ -54,12 +57,14 @@ class Wish:
     first_choice: int = 0
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Job:
     """A request that was checked, tokenised and hashed; ready to plan.
 
     Attributes:
-        params: with the true `max_tokens`: most output tokens, `output_ids` included.
+        message: the request itself; only `convert` looks into it.
+        params: `max_tokens` in it means nothing; see below.
+        max_tokens: most output tokens, `output_ids` included.
         eos_ids: tokens that end the output unless `params.ignore_eos`.
         hashes: prefix hashes of the prompt's full blocks.
         namespace: of the KV that the cluster's workers share.
@@ -70,10 +75,12 @@ class Job:
         block_bytes: KV bytes of a block.
     """
 
+    message: inference_pb2.GenerateRequest
     request_id: str
     prompt_ids: Sequence[int]
     output_ids: Sequence[int]
     params: SamplingParams
+    max_tokens: int
     eos_ids: frozenset[int]
     seed: int
     n: int

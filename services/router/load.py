@@ -127,7 +127,7 @@ class LoadBook:
     ) -> Charge:
         """Charge a worker; the caller releases the result on every path."""
         self._now_s = now_s
-        load = self._loads.setdefault(key, Load())
+        load = self._account(key)
         self._uses += 1
         load.last_used = self._uses
         load.prompt_tokens += prompt_tokens
@@ -143,13 +143,13 @@ class LoadBook:
 
     def observe(self, key: WorkerKey, waiting_tokens: int, num_requests: int) -> None:
         """A worker told what waits and how many requests it has: what is not charged here is foreign."""
-        load = self._loads.setdefault(key, Load())
+        load = self._account(key)
         load.foreign_tokens = max(0, waiting_tokens - load.prompt_tokens)
         load.foreign_requests = max(0, num_requests - load.num_charges)
 
     def bounds(self, key: WorkerKey, max_requests: int, max_context_tokens: int) -> None:
         """A worker told how much it can hold."""
-        load = self._loads.setdefault(key, Load())
+        load = self._account(key)
         load.max_requests = max_requests
         load.max_context_tokens = max_context_tokens
 
@@ -169,6 +169,12 @@ class LoadBook:
         if load:
             load._forgotten = True
             self._sweep(key, load)
+
+    def _account(self, key: WorkerKey) -> Load:
+        load = self._loads.get(key)
+        if load is None:
+            load = self._loads[key] = Load()
+        return load
 
     def _computed(self, key: WorkerKey, charge: Charge) -> None:
         load = self._loads[key]

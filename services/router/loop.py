@@ -41,8 +41,8 @@ from services.router.roster import Roster
 from services.router.worker_rpc import WorkerRpc
 
 WATCH_BACKOFF_S = 0.2
-Standings: TypeAlias = dict[WorkerKey, tuple[WorkerState, tuple[str, ...]]]
-"""State and roles of every member."""
+Standings: TypeAlias = dict[WorkerKey, tuple[WorkerState, tuple[str, ...], str]]
+"""State, roles and address of every member."""
 
 
 class Reader(Protocol):
@@ -211,19 +211,20 @@ class Fleet:
     def _handle(self, event: Event) -> None:
         before = self._standings()
         actions = self.membership.handle(event)
-        self.roster.changed()
+        after = self._standings()
+        if after != before:
+            self.roster.changed()
         for action in actions:
             self._carry_out(action)
-        after = self._standings()
         if after != before:
             self._changed.set()
             self._log_roles(before, after)
 
     def _standings(self) -> Standings:
-        return {member.key: (member.state, member.roles) for member in self.membership.members}
+        return {one.key: (one.state, one.roles, one.record.address) for one in self.membership.members}
 
     def _log_roles(self, before: Standings, after: Standings) -> None:
-        for key, (_, roles) in after.items():
+        for key, (_, roles, _) in after.items():
             if key in before and before[key][1] != roles:
                 self._log.info("worker changed its roles", worker_id=key[0], roles=roles, before=before[key][1])
 

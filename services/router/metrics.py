@@ -57,7 +57,7 @@ class RouterMetrics:
             "dispatched_tokens", "Uncached prompt tokens of requests at the workers that have no first token yet."
         )
         self.dispatch_limit_tokens = gauge("dispatch_limit_tokens", "Bound on dispatched tokens, by measured speed.")
-        self.queue_seconds = histogram("queue_seconds", "Time that requests waited in the router before they went.")
+        self.queue_seconds = histogram("queue_seconds", "Time in the router's queue, of requests that got a token.")
         self.refusals = counter("refusals_total", "Requests refused for want of room or time, by reason.", "reason")
         self.put_backs = counter("put_backs_total", "Requests that no worker had room for, so that they wait again.")
         self.ttft = histogram("ttft_seconds", "Time from a request's arrival to its first token.")
@@ -66,7 +66,10 @@ class RouterMetrics:
         )
         self.tpot = histogram("tpot_seconds", "Time per output token after the first, per choice.")
         self.e2e = histogram("e2e_seconds", "Time from a request's arrival to its end, successful ones.")
-        self.planning = histogram("planning_seconds", "Time from a request's arrival to its first call to a worker.")
+        self.planning = histogram(
+            "planning_seconds",
+            "Time from arrival to the first call to a worker, of requests that got a token.",
+        )
         self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of answered requests.")
         cached = counter("cached_tokens_total", "Prompt tokens that nobody had to compute.", "tier")
         self.cached_tokens = {tier: cached.labels(tier) for tier in TIERS}
@@ -123,7 +126,6 @@ class RequestTrace:
 
     def planned(self, now_s: float) -> None:
         """The first call to a worker leaves."""
-        self._metrics.planning.observe(now_s - self._start_s)
         self._planned_s = now_s
         self.on_planned()
 
@@ -133,6 +135,7 @@ class RequestTrace:
         times = self._choices.get(choice)
         if times is None:
             if not self._choices:
+                self._metrics.planning.observe(self._planned_s - self._start_s)
                 self._metrics.ttft.observe(now_s - self._start_s)
                 self._metrics.recent_ttft.add(now_s, now_s - self._planned_s)
             self._choices[choice] = _ChoiceTimes(now_s, now_s, count)

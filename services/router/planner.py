@@ -165,6 +165,7 @@ class Planner:
         """A placement's usage came."""
         if usage.transfer_bytes and placement.plan.prefill is not None:
             self.speeds.read(placement.plan.decode.key, usage.transfer_bytes, usage.transfer_s, now_s)
+        self.speeds.settle(now_s)
 
     def ended(self, placement: Placement) -> None:
         """A placement is over: what it promised and did not do is off."""
@@ -181,9 +182,9 @@ class Planner:
         standings = self._standings(task, candidates, (held, below), now_s)
         longest = 0
         if self.config.max_sources and task.block_bytes:
-            longest = max((one.held_tokens for one in standings if not one.landing), default=0)
+            longest = max([one.held_tokens for one in standings if not one.landing], default=0)
         computing = [one for one in standings if one.candidate.can_prefill] or standings
-        num_busy = sum(one.load.queued_tokens > 0 for one in computing)
+        num_busy = len([one for one in computing if one.load.queued_tokens > 0])
         return Situation(
             task=task,
             standings=standings,

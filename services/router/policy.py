@@ -21,7 +21,7 @@ class Candidate:
     can_prefill: bool
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Task:
     """What is to be placed.
 
@@ -63,7 +63,7 @@ class Source:
     num_blocks: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Quote:
     """What one worker in one role would cost, in seconds.
 
@@ -99,7 +99,7 @@ class Quote:
     is_remote: bool = False
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Plan:
     """Where one choice runs.
 

@@ -72,8 +72,8 @@ class Model:
         Raises:
             InvalidRequest: the template refuses, or the text surely has more than `max_tokens` tokens.
         """
-        if isinstance(prompt, tuple):
-            return list(prompt)
+        if isinstance(prompt, list):
+            return prompt
         text = self.text_of(prompt)
         least = self.tokenizer.min_tokens(text)
         if max_tokens is not None and least > max_tokens:
@@ -106,6 +106,6 @@ class PromptPool:
 
 def prompt_size(prompt: Prompt) -> int:
     """Characters of a prompt: how much work it will be. Token ids count for less, since they are only hashed."""
-    if isinstance(prompt, tuple):
+    if isinstance(prompt, list):
         return len(prompt) // IDS_PER_CHAR
     return num_chat_chars(prompt) if isinstance(prompt, Chat) else len(prompt)

@@ -37,7 +37,7 @@ class Workers:
     num_free_seats: int | None = None
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Claim:
     """What a request asks for.
 

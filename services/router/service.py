@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 
 from common.base.errors import InvalidRequest, Overloaded, PandoError
 from common.base.ids import new_request_id
@@ -17,7 +17,7 @@ from services.router.intake import Intake
 from services.router.job import Chat, Job
 from services.router.metrics import RequestTrace, outcome_of
 from services.router.prompts import Model, PromptPool, prompt_size
-from services.router.running import RunningTable, Ticket
+from services.router.running import RunningTable
 from services.router.validation import check_messages, check_text, check_tokens
 from services.router.waiting_room import WaitingRoom
 
@@ -57,38 +57,35 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        """Run one request; every error carries its id."""
-        deadline_s = self._desk.clock() + remaining_s(context, self._request_s)
+        """Run one request; every error carries its id. When no worker has room for it, it waits for another turn."""
+        now_s = self._desk.clock()
+        deadline_s = now_s + remaining_s(context, self._request_s)
         request_id = request.request_id or new_request_id()
-        with self._traced(request_id, deadline_s) as trace:
-            wish = convert.wish_from_pb(request)
-            with self._running.admit(request_id) as ticket:
-                if not wish.output_ids:
-                    self._room.check_room(wish.tenant, wish.tenant_weight, wish.priority)
-                job = await self._intake.job(wish, request_id, deadline_s)
-                ticket.check()
-                async with aclosing(self._in_turn(job, ticket, trace)) as frames:
-                    async for frame in frames:
-                        yield frame
+        trace = RequestTrace(self._desk.metrics, now_s)
+        with _Counted(self._desk, trace, request_id, deadline_s), self._running.admit(request_id) as ticket:
+            job = await self._job(request, request_id, deadline_s)
+            ticket.check()
+            with await self._room.enter(job, ticket) as turn:
+                trace.on_planned = turn.placed
+                sent = False
+                while True:
+                    try:
+                        async with aclosing(dispatch.run(self._desk, job, ticket, trace)) as frames:
+                            async for frame in frames:
+                                sent = True
+                                yield frame
+                                turn.took(len(frame.token_ids))
+                        return
+                    except Overloaded:
+                        if sent or not await turn.again():
+                            raise
 
-    async def _in_turn(
-        self, job: Job, ticket: Ticket, trace: RequestTrace
-    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
-        """Wait for the job's turn and run it; when no worker has room for it, wait again."""
-        async with self._room.enter(job, ticket) as turn:
-            trace.on_planned = turn.placed
-            sent = False
-            while True:
-                try:
-                    async with aclosing(dispatch.run(self._desk, job, ticket, trace)) as frames:
-                        async for frame in frames:
-                            sent = True
-                            turn.took(len(frame.token_ids))
-                            yield frame
-                    return
-                except Overloaded:
-                    if sent or not await turn.again():
-                        raise
+    async def _job(self, request: inference_pb2.GenerateRequest, request_id: str, deadline_s: float) -> Job:
+        """Read and check a request, if there is room for one more."""
+        wish = convert.wish_from_pb(request)
+        if not wish.output_ids:
+            self._room.check_room(wish.tenant, wish.tenant_weight, wish.priority)
+        return await self._intake.job(wish, request_id, deadline_s)
 
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: Context
@@ -167,24 +164,25 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         found = desk.decisions.of(request.request_id)
         return explanation_to_pb(request.request_id, desk.config.policy, found, desk.clock())
 
-    @contextmanager
-    def _traced(self, request_id: str, deadline_s: float) -> Iterator[RequestTrace]:
-        """Count a request by how it ends; a request that is left before its end counts as aborted."""
-        clock, metrics = self._desk.clock, self._desk.metrics
-        trace = RequestTrace(metrics, clock())
-        metrics.running.inc()
-        outcome = "abort"
-        try:
-            yield trace
-            outcome = "ok"
-        except PandoError as error:
+
+class _Counted:
+    """A context manager that counts a request by how it ends; one that is left before its end counts as aborted."""
+
+    def __init__(self, desk: Desk, trace: RequestTrace, request_id: str, deadline_s: float) -> None:
+        self._clock = desk.clock
+        self._trace = trace
+        self._request_id = request_id
+        self._deadline_s = deadline_s
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        outcome, now_s = "ok", self._clock()
+        if isinstance(error, PandoError):
             outcome = outcome_of(error)
-            error.request_id = request_id
-            raise
-        except Exception:
-            outcome = "error"
-            raise
-        finally:
-            metrics.running.dec()
-            late = clock() >= deadline_s - TRANSIT_S
-            trace.finish("deadline" if outcome == "abort" and late else outcome, clock())
+            error.request_id = self._request_id
+        elif error is not None:
+            outcome = "error" if isinstance(error, Exception) else "abort"
+        late = outcome == "abort" and now_s >= self._deadline_s - TRANSIT_S
+        self._trace.finish("deadline" if late else outcome, now_s)

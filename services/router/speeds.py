@@ -16,12 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from statistics import median_low
 
 from services.router.prefix_view import WorkerKey
 
 SAME_SPEED_RATIO = 1.5
 REFRESH_S = 0.1
+FADE_S = 1.0
+"""Lines are fitted anew at most every REFRESH_S when there is news; without any, factors fade every FADE_S."""
 LINE_WEIGHT = 0.02
 WORKER_WEIGHT = 0.15
 DEFAULT_TOKEN_S = 1 / 10_000
@@ -152,20 +155,23 @@ class Speeds:
         self._reported: dict[WorkerKey, float] = {}
         self._reads: dict[WorkerKey, _Mean] = {}
         self._paces: dict[WorkerKey, Pace] = {}
-        self._fresh_until_s = -1.0
+        self._fitted_s = self._due_s = -inf
         self._fleet = Pace()
 
     def first_token(self, key: WorkerKey, computed_tokens: int, elapsed_s: float, now_s: float) -> None:
         """A first token came `elapsed_s` after its request left, for which `computed_tokens` were computed."""
         self._first.observe(key, computed_tokens, elapsed_s, now_s)
+        self._news()
 
     def step(self, key: WorkerKey, num_requests: int, gap_s: float, now_s: float) -> None:
         """The mean gap between tokens was `gap_s` while `num_requests` generated on the worker."""
         self._steps.observe(key, num_requests - 1, gap_s, now_s)
+        self._news()
 
     def read(self, key: WorkerKey, num_bytes: int, waited_s: float, now_s: float) -> None:
         """A worker waited `waited_s` for KV of `num_bytes` that a prefill worker handed over."""
         self._reads.setdefault(key, _Mean()).observe(num_bytes, waited_s, now_s)
+        self._news()
 
     def reported(self, key: WorkerKey, prefill_tokens_per_s: float) -> None:
         """A worker's own word about its speed; 0 is none."""
@@ -178,15 +184,24 @@ class Speeds:
             known.pop(key, None)
         self._first.forget(key)
         self._steps.forget(key)
+        self._news()
 
     def pace(self, key: WorkerKey, now_s: float) -> Pace:
         """The worker's pace; the fleet's while nothing is known of it."""
-        if now_s >= self._fresh_until_s:
-            self._fresh_until_s = now_s + REFRESH_S
+        if now_s >= self._due_s:
             self._refresh(now_s)
         return self._paces.get(key, self._fleet)
 
+    def settle(self, now_s: float) -> None:
+        """Work in what is due now, when nobody waits for it, and not with the next request."""
+        if now_s >= self._due_s:
+            self._refresh(now_s)
+
+    def _news(self) -> None:
+        self._due_s = self._fitted_s + REFRESH_S
+
     def _refresh(self, now_s: float) -> None:
+        self._fitted_s, self._due_s = now_s, now_s + FADE_S
         first, first_factors = self._first.fit(now_s, self._half_life_s)
         steps, step_factors = self._steps.fit(now_s, self._half_life_s)
         start_s, token_s = first or (0.0, self._reported_token_s())

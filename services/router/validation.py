@@ -6,15 +6,14 @@ Pure: values in, InvalidRequest out. Form (types, JSON) was checked before; what
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from common.base.errors import InvalidRequest
 from common.base.limits import LimitsConfig
 from common.grammar.spec import check_spec
 from common.sched.params import SamplingParams
-from services.router.job import Chat, Wish
+from services.router.job import Chat, Prompt, Wish
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 _MESSAGE_CHARS = 16
@@ -28,18 +27,24 @@ def check_wish(wish: Wish, limits: LimitsConfig, vocab_size: int) -> None:
     Raises:
         InvalidRequest: `param` names the field at fault.
     """
-    _check_ids(wish, limits)
-    _require(1 <= wish.n <= limits.max_n, "n", f"n must be between 1 and {limits.max_n}, not {wish.n}")
+    if not 1 <= wish.n <= limits.max_n:
+        raise InvalidRequest(f"n must be between 1 and {limits.max_n}, not {wish.n}", param="n")
     last = wish.first_choice + wish.n
-    _require(last <= limits.max_n, "first_choice", f"choices up to {last - 1} are more than {limits.max_n}")
-    _check_prompt(wish, limits, vocab_size)
-    check_tokens("output_token_ids", wish.output_ids, vocab_size)
-    if wish.max_tokens is not None:
-        _require(wish.max_tokens >= 1, "max_tokens", "max_tokens must be at least 1")
-    _check_sampling(wish.params, limits)
-    _check_stops(wish.params, limits, vocab_size)
-    _check_logit_bias(wish.params, limits, vocab_size)
-    _check_logprobs(wish.params, limits)
+    if last > limits.max_n:
+        raise InvalidRequest(f"choices up to {last - 1} are more than {limits.max_n}", param="first_choice")
+    if wish.max_tokens is not None and wish.max_tokens < 1:
+        raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
+    _check_prompt(wish.prompt, limits, vocab_size)
+    _check_counts(wish, limits)
+    _check_ranges(wish.params, limits)
+    _check_stops(wish.params.stop, limits)
+    _check_biases(wish.params.logit_bias.values())
+    for param, ids in (
+        ("output_token_ids", wish.output_ids),
+        ("stop_token_ids", wish.params.stop_token_ids),
+        ("logit_bias", wish.params.logit_bias),
+    ):
+        check_tokens(param, ids, vocab_size)
     if wish.params.grammar is not None:
         check_spec(wish.params.grammar, limits.max_schema_bytes, limits.max_schema_depth)
 
@@ -68,16 +73,16 @@ def output_budget(wish: Wish, num_prompt_tokens: int, max_model_len: int, limits
     budget = room if wish.max_tokens is None else min(wish.max_tokens, room)
     if limits.max_output_tokens:
         budget = min(budget, limits.max_output_tokens)
-    _require(
-        wish.params.min_tokens <= budget,
-        "min_tokens",
-        f"min_tokens {wish.params.min_tokens} is more than the {budget} tokens that may be generated",
-    )
-    _require(
-        len(wish.output_ids) <= budget,
-        "output_token_ids",
-        f"{len(wish.output_ids)} output tokens are more than the {budget} that may be generated",
-    )
+    if wish.params.min_tokens > budget:
+        raise InvalidRequest(
+            f"min_tokens {wish.params.min_tokens} is more than the {budget} tokens that may be generated",
+            param="min_tokens",
+        )
+    if len(wish.output_ids) > budget:
+        raise InvalidRequest(
+            f"{len(wish.output_ids)} output tokens are more than the {budget} that may be generated",
+            param="output_token_ids",
+        )
     return budget
 
 
@@ -98,27 +103,16 @@ def _prompt_param(wish: Wish) -> str:
     return "messages" if isinstance(wish.prompt, Chat) else "prompt"
 
 
-def _check_ids(wish: Wish, limits: LimitsConfig) -> None:
-    for param, value in (
-        ("request_id", wish.request_id),
-        ("session_id", wish.session_id),
-        ("cache_salt", wish.cache_salt),
-        ("tenant", wish.tenant),
-    ):
-        if len(value) > limits.max_id_chars:
-            raise InvalidRequest(f"{param} is longer than {limits.max_id_chars} characters", param=param)
-
-
-def _check_prompt(wish: Wish, limits: LimitsConfig, vocab_size: int) -> None:
-    prompt = wish.prompt
-    _require(prompt is not None, "prompt", "a prompt (text, messages or token ids) is required")
-    if isinstance(prompt, Chat):
+def _check_prompt(prompt: Prompt | None, limits: LimitsConfig, vocab_size: int) -> None:
+    if isinstance(prompt, list):
+        _require(len(prompt) > 0, "prompt", "the prompt must have at least one token")
+        check_tokens("prompt", prompt, vocab_size)
+    elif isinstance(prompt, Chat):
         check_messages(prompt, limits)
     elif isinstance(prompt, str):
         check_text(prompt, limits)
-    elif prompt is not None:
-        _require(len(prompt) > 0, "prompt", "the prompt must have at least one token")
-        check_tokens("prompt", prompt, vocab_size)
+    else:
+        raise InvalidRequest("a prompt (text, messages or token ids) is required", param="prompt")
 
 
 def check_messages(chat: Chat, limits: LimitsConfig) -> None:
@@ -187,47 +181,53 @@ def check_tokens(param: str, ids: Iterable[int], vocab_size: int) -> None:
         raise InvalidRequest(f"{param}: token id {highest} is out of the vocabulary of {vocab_size}", param=param)
 
 
-def _check_sampling(params: SamplingParams, limits: LimitsConfig) -> None:
-    _check_range("temperature", params.temperature, 0.0, limits.max_temperature)
-    _check_range("min_p", params.min_p, 0.0, 1.0)
-    _check_range("presence_penalty", params.presence_penalty, -_MAX_PENALTY, _MAX_PENALTY)
-    _check_range("frequency_penalty", params.frequency_penalty, -_MAX_PENALTY, _MAX_PENALTY)
-    _check_range("top_p", params.top_p, 0.0, 1.0, above=True)
-    _check_range("repetition_penalty", params.repetition_penalty, 0.0, _MAX_PENALTY, above=True)
+def _check_counts(wish: Wish, limits: LimitsConfig) -> None:
+    params = wish.params
+    for param, count, most, what in (
+        ("request_id", len(wish.request_id), limits.max_id_chars, "characters"),
+        ("session_id", len(wish.session_id), limits.max_id_chars, "characters"),
+        ("cache_salt", len(wish.cache_salt), limits.max_id_chars, "characters"),
+        ("tenant", len(wish.tenant), limits.max_id_chars, "characters"),
+        ("stop", len(params.stop), limits.max_stop_strings, "stop strings"),
+        ("stop_token_ids", len(params.stop_token_ids), limits.max_stop_token_ids, "ids"),
+        ("logit_bias", len(params.logit_bias), limits.max_logit_bias, "entries"),
+        ("logprobs", params.logprobs or 0, limits.max_logprobs, "alternatives"),
+        ("prompt_logprobs", params.prompt_logprobs or 0, limits.max_logprobs, "alternatives"),
+    ):
+        if count > most:
+            raise InvalidRequest(f"{param}: {count} {what}; at most {most}", param=param)
 
 
-def _check_range(param: str, value: float, low: float, high: float, above: bool = False) -> None:
-    if not math.isfinite(value) or not (low < value if above else low <= value) or value > high:
-        least = f"{'above' if above else 'at least'} {low:g}"
-        raise InvalidRequest(f"{param} must be {least} and at most {high:g}, not {value:g}", param=param)
+def _check_ranges(params: SamplingParams, limits: LimitsConfig) -> None:
+    for param, value, low, high in (
+        ("temperature", params.temperature, 0.0, limits.max_temperature),
+        ("min_p", params.min_p, 0.0, 1.0),
+        ("presence_penalty", params.presence_penalty, -_MAX_PENALTY, _MAX_PENALTY),
+        ("frequency_penalty", params.frequency_penalty, -_MAX_PENALTY, _MAX_PENALTY),
+    ):
+        if not low <= value <= high:  # so is what is not a number
+            raise _out_of_range(param, value, f"at least {low:g}", high)
+    for param, value, high in (
+        ("top_p", params.top_p, 1.0),
+        ("repetition_penalty", params.repetition_penalty, _MAX_PENALTY),
+    ):
+        if not 0.0 < value <= high:
+            raise _out_of_range(param, value, "above 0", high)
 
 
-def _check_stops(params: SamplingParams, limits: LimitsConfig, vocab_size: int) -> None:
-    count = len(params.stop)
-    _require(count <= limits.max_stop_strings, "stop", f"{count} stop strings; at most {limits.max_stop_strings}")
-    for stop in params.stop:
-        _require(
-            0 < len(stop) <= limits.max_stop_chars,
-            "stop",
-            f"a stop string must have 1 to {limits.max_stop_chars} characters, not {len(stop)}",
-        )
-    count = len(params.stop_token_ids)
-    _require(
-        count <= limits.max_stop_token_ids,
-        "stop_token_ids",
-        f"{count} stop_token_ids; at most {limits.max_stop_token_ids}",
-    )
-    check_tokens("stop_token_ids", params.stop_token_ids, vocab_size)
+def _out_of_range(param: str, value: float, least: str, high: float) -> InvalidRequest:
+    return InvalidRequest(f"{param} must be {least} and at most {high:g}, not {value:g}", param=param)
 
 
-def _check_logit_bias(params: SamplingParams, limits: LimitsConfig, vocab_size: int) -> None:
-    count = len(params.logit_bias)
-    _require(count <= limits.max_logit_bias, "logit_bias", f"{count} entries; at most {limits.max_logit_bias}")
-    check_tokens("logit_bias", params.logit_bias, vocab_size)
-    for value in params.logit_bias.values():
-        _check_range("logit_bias", value, -_MAX_BIAS, _MAX_BIAS)
+def _check_stops(stops: Sequence[str], limits: LimitsConfig) -> None:
+    for stop in stops:
+        if not 0 < len(stop) <= limits.max_stop_chars:
+            raise InvalidRequest(
+                f"a stop string must have 1 to {limits.max_stop_chars} characters, not {len(stop)}", param="stop"
+            )
 
 
-def _check_logprobs(params: SamplingParams, limits: LimitsConfig) -> None:
-    for param, value in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
-        _require((value or 0) <= limits.max_logprobs, param, f"{param} must be at most {limits.max_logprobs}")
+def _check_biases(biases: Iterable[float]) -> None:
+    for bias in biases:
+        if not -_MAX_BIAS <= bias <= _MAX_BIAS:
+            raise _out_of_range("logit_bias", bias, f"at least {-_MAX_BIAS:g}", _MAX_BIAS)

@@ -2,16 +2,15 @@
 
 A request is inside for its whole life::
 
-    async with room.enter(...) as turn:      waits; leaves exactly once, however the block ends
+    with await room.enter(...) as turn:      waits; leaves exactly once, however the block ends
         turn.took(frame's tokens)            first token and output are noted on the way
-        await turn.again(error)              no worker had room: wait for another turn
+        await turn.again()                   no worker had room: wait for another turn
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 
 from common.base.clock import Clock
 from common.base.errors import DeadlineExceeded, Leg, Overloaded, PandoError
@@ -25,12 +24,18 @@ from services.router.seat import Claim, Seat, Stage, Workers
 
 
 class Turn:
-    """A request that is inside; made by `WaitingRoom.enter`."""
+    """A request that is inside; made by `WaitingRoom.enter`, and a context manager that leaves."""
 
     def __init__(self, room: WaitingRoom, seat: Seat, ticket: Ticket) -> None:
         self._room = room
         self._seat = seat
         self._ticket = ticket
+
+    def __enter__(self) -> Turn:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._room.leave(self._seat)
 
     def placed(self) -> None:
         """Its worker is chosen and charged."""
@@ -92,9 +97,8 @@ class WaitingRoom:
         self._count_refusal(error)
         return error
 
-    @asynccontextmanager
-    async def enter(self, job: Job, ticket: Ticket) -> AsyncIterator[Turn]:
-        """Wait for the turn of a job, and be inside until the block ends.
+    async def enter(self, job: Job, ticket: Ticket) -> Turn:
+        """Wait for the turn of a job; it is inside until the turn's block ends, which the caller opens at once.
 
         Raises:
             Overloaded: there is no room, or it had to give way.
@@ -117,12 +121,16 @@ class WaitingRoom:
             raise
         try:
             await self.wait(seat, ticket, now_s)
-            self.metrics.queue_seconds.observe(seat.waited_s)
-            yield Turn(self, seat, ticket)
-        finally:
-            now_s = self.clock()
-            self.admission.leave(seat, now_s)
-            self.let_go(now_s)
+        except BaseException:
+            self.leave(seat)
+            raise
+        return Turn(self, seat, ticket)
+
+    def leave(self, seat: Seat) -> None:
+        """A request is over, or gave up: who waits may go."""
+        now_s = self.clock()
+        self.admission.leave(seat, now_s)
+        self.let_go(now_s)
 
     async def wait(self, seat: Seat, ticket: Ticket, now_s: float) -> None:
         """Return when a seat is dispatched. Raises what `enter` does."""
@@ -155,6 +163,7 @@ class WaitingRoom:
         first = seat.stage is Stage.DISPATCHED
         self.admission.output(seat, num_tokens)
         if first:
+            self.metrics.queue_seconds.observe(seat.waited_s)
             now_s = self.clock()
             self.admission.first_token(seat, now_s)
             self.let_go(now_s)
@@ -186,11 +195,10 @@ class WaitingRoom:
             future.set_result(None)
 
     def _workers(self) -> Workers:
-        load_of = self.fleet.load.of
-        ready = [(one, load_of(one.key)) for one in self.fleet.roster.ready]
-        able = [load for one, load in ready if one.can_prefill] or [load for _, load in ready]
+        load_of, ready = self.fleet.load.of, self.fleet.roster.ready
+        able = [load_of(one.key) for one in ready if one.can_prefill] or [load_of(one.key) for one in ready]
         num_idle = [load.num_charges for load in able].count(0)
-        return Workers(len(able), num_idle, _free_seats([load for one, load in ready if one.can_decode]))
+        return Workers(len(able), num_idle, _free_seats([load_of(one.key) for one in ready if one.can_decode]))
 
     def _uncached_tokens(self, job: Job) -> int:
         """Prompt tokens that the worker with the longest match would have to compute."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeAlias
+
+import grpc
 
 from common.base.config import TimeoutsConfig
 from common.base.errors import Leg, StaleIncarnation
@@ -16,6 +17,10 @@ from services.router.convert import info_from_pb, stats_from_pb, update_from_pb
 from services.router.index_update import Update
 from services.router.member import Info, Stats
 from services.router.running import Ticket
+
+Answers: TypeAlias = grpc.aio.UnaryStreamCall[
+    worker_pb2.DecodeServiceGenerateRequest, worker_pb2.DecodeServiceGenerateResponse
+]
 
 _EJECTED = "the worker was ejected"
 """Then its channel is closed, under the calls that are on it."""
@@ -31,13 +36,13 @@ class WorkerRpc:
 
     async def get_info(self, address: str) -> Info:
         """Ask a worker who it is. Raises PandoError."""
-        stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
+        stub = self._channels.stub(worker_pb2_grpc.WorkerServiceStub, address)
         with calling(Leg.NONE, _EJECTED):
             return info_from_pb(await stub.GetInfo(worker_pb2.GetInfoRequest(), timeout=self._handshake_s))
 
     async def get_stats(self, address: str) -> Stats:
         """Ask a worker for its load: a ping. Raises PandoError."""
-        stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
+        stub = self._channels.stub(worker_pb2_grpc.WorkerServiceStub, address)
         with calling(Leg.NONE, _EJECTED):
             return stats_from_pb(await stub.GetStats(worker_pb2.GetStatsRequest(), timeout=self._ping_s))
 
@@ -48,7 +53,7 @@ class WorkerRpc:
             StaleIncarnation: another life answers.
             PandoError: it broke.
         """
-        stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(address))
+        stub = self._channels.stub(worker_pb2_grpc.WorkerServiceStub, address)
         call = stub.Watch(worker_pb2.WatchRequest())
         try:
             with calling(Leg.NONE, _EJECTED):
@@ -59,25 +64,12 @@ class WorkerRpc:
         finally:
             call.cancel()
 
-    @contextmanager
     def generate(
         self, address: str, request: worker_pb2.DecodeServiceGenerateRequest, timeout_s: float, ticket: Ticket
-    ) -> Iterator[AsyncIterator[worker_pb2.DecodeServiceGenerateResponse]]:
-        """Run one attempt at one choice: its answers, to be read inside the block. Leaving the block, or aborting the
-        ticket, cancels it on the worker.
-
-        Raises:
-            PandoError: the attempt failed; its leg is decode where the worker named none.
-        """
-        stub = worker_pb2_grpc.DecodeServiceStub(self._channels.get(address))
-        call = stub.Generate(request, timeout=timeout_s)
-        ticket.on_abort(call.cancel)
-        try:
-            with calling(Leg.DECODE, _EJECTED, ticket.check):
-                yield call
-        finally:
-            ticket.forget(call.cancel)
-            call.cancel()
+    ) -> Attempt:
+        """Run one attempt at one choice; the caller enters the result at once."""
+        stub = self._channels.stub(worker_pb2_grpc.DecodeServiceStub, address)
+        return Attempt(stub.Generate(request, timeout=timeout_s), ticket)
 
     async def set_role(self, address: str, role: str, token: str) -> None:
         """Give a worker one role and no other, as its operator would. Raises PandoError."""
@@ -96,3 +88,26 @@ class WorkerRpc:
     async def close(self) -> None:
         """Close all channels."""
         await self._channels.close()
+
+
+class Attempt(calling):
+    """A call for one choice: entering gives its answers, to be read inside the block. Leaving the block, or aborting
+    the ticket, cancels it on the worker. What it raises leaves as a PandoError, whose leg is decode where the worker
+    named none.
+    """
+
+    __slots__ = ("_call", "_ticket")
+
+    def __init__(self, call: Answers, ticket: Ticket) -> None:
+        super().__init__(Leg.DECODE, _EJECTED, ticket.check)
+        self._call = call
+        self._ticket = ticket
+
+    def __enter__(self) -> Answers:
+        self._ticket.on_abort(self._call.cancel)
+        return self._call
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._ticket.forget(self._call.cancel)
+        self._call.cancel()
+        super().__exit__(kind, error, trace)

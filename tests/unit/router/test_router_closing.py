@@ -6,6 +6,7 @@ import pytest
 
 from common.sched.params import SamplingParams
 from common.tokenizer.tokenizer import Tokenizer
+from pando.v1 import inference_pb2
 from services.router.closing import Closing, closing
 from services.router.job import Job
 from tests.support.tiny_vocab import tiny_tokenizer
@@ -16,12 +17,14 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
-def job(**params: object) -> Job:
+def job(max_tokens: int = 100, **params: object) -> Job:
     return Job(
+        message=inference_pb2.GenerateRequest(),
         request_id="r",
         prompt_ids=[1],
         output_ids=(),
-        params=SamplingParams(**{"max_tokens": 100} | params),  # type: ignore[arg-type]
+        params=SamplingParams(**params),  # type: ignore[arg-type]
+        max_tokens=max_tokens,
         eos_ids=frozenset({0}),
         seed=1,
         n=1,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.router.speeds import DEFAULT_STEP_S, DEFAULT_TOKEN_S, Line, Pace, Speeds
+from services.router.speeds import DEFAULT_STEP_S, DEFAULT_TOKEN_S, FADE_S, REFRESH_S, Line, Pace, Speeds
 
 A, B, C = ("a", 1), ("b", 1), ("c", 1)
 
@@ -75,6 +75,20 @@ def test_a_slow_worker_shows_and_its_bad_name_fades() -> None:
     assert later.step_s == pytest.approx(3 * fast.step_s, rel=0.15)
     speeds.forget(B)
     assert speeds.pace(B, 60.0) == speeds.pace(C, 60.0), "nothing is known of it any more"
+
+
+def test_news_is_worked_in_at_most_every_so_often_and_once_settled_nobody_waits_for_it() -> None:
+    speeds = Speeds(30.0)
+    speeds.first_token(A, 100, 1.0, 1.0)
+    speeds.settle(1.0)
+    known = speeds.pace(A, 1.0)
+    assert known.start_s + 100 * known.token_s == pytest.approx(1.0, rel=0.1)
+    speeds.first_token(A, 100, 2.0, 1.01)
+    assert speeds.pace(A, 1.01 + REFRESH_S / 2) is known
+    assert speeds.pace(A, 1.01 + REFRESH_S) is not known
+    known = speeds.pace(A, 1.2)
+    assert speeds.pace(A, 1.2 + FADE_S / 2) is known, "no news"
+    assert speeds.pace(A, 1.2 + FADE_S) is not known, "what is old counts less"
 
 
 def test_gaps_grow_with_company() -> None:

@@ -11,6 +11,7 @@ import pytest
 from common.base.errors import InvalidRequest
 from common.base.limits import LimitsConfig
 from common.sched.params import SamplingParams
+from pando.v1 import inference_pb2
 from services.router.job import Chat, Prompt, Wish
 from services.router.validation import check_wish, output_budget
 
@@ -33,6 +34,7 @@ LIMITS = LimitsConfig(
 def wish(prompt: Prompt | None = "hi", max_tokens: int | None = None, **values: Any) -> Wish:
     params = {name: values.pop(name) for name in list(values) if name in SamplingParams.__slots__}
     fields: dict[str, Any] = {
+        "message": inference_pb2.GenerateRequest(),
         "request_id": "",
         "model": "",
         "output_ids": (),
@@ -71,7 +73,7 @@ ALLOWED: list[Wish] = [
     wish(logprobs=0),
     wish(logprobs=4, prompt_logprobs=4),
     wish("1234567890"),
-    wish((0, VOCAB - 1)),
+    wish([0, VOCAB - 1]),
     wish(chat("12345", "67890")),
     wish(chat(None)),
     wish(Chat([{"role": "user"}], tools=[{}, {}])),
@@ -112,8 +114,8 @@ REFUSED: list[tuple[str, Wish]] = [
     ("prompt", wish("")),
     ("prompt", wish("12345678901")),
     ("prompt", wish("日本日本")),  # 4 characters, 12 bytes
-    ("prompt", wish(())),
-    ("prompt", wish((VOCAB,))),
+    ("prompt", wish([])),
+    ("prompt", wish([VOCAB])),
     ("messages", wish(chat())),
     ("messages", wish(chat("a", "b", "c"))),
     ("messages", wish(chat("123456", "78901"))),
