@@ -17,8 +17,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 
 from services.router.prefix_view import WorkerKey
+
+_failures = attrgetter("failures")
 
 
 class Role(StrEnum):
@@ -131,7 +134,7 @@ class Breakers:
     @property
     def all_closed(self) -> bool:
         """Whether every worker may be used in every role."""
-        return not any(account.failures >= self._limits.failures for account in self._accounts.values())
+        return max(map(_failures, self._accounts.values()), default=0) < self._limits.failures
 
     def use(self, key: WorkerKey, role: Role, now_s: float) -> Use:
         """A worker is used in a role, allowed or because nobody else is there."""

@@ -77,7 +77,7 @@ def price_prompt(situation: Situation, worker: Standing) -> Quote:
             fetched = situation.longest_tokens - matched
         load_s = (fetched * PEER_BYTE_S + min(matched, worker.below_tokens) * L2_BYTE_S) * byte_per_token
     compute_tokens = task.num_tokens - matched - fetched
-    alone = _computed_alone(situation, compute_tokens)
+    alone = compute_tokens if situation.curve is None else _computed_alone(situation, situation.curve, compute_tokens)
     queue_s = load.queue_s(token_s, situation.now_s)
     prefill_s = pace.start_s + compute_tokens * token_s
     disturbed_s = situation.disturbed_ratio * load.num_requests * prefill_s
@@ -128,11 +128,9 @@ def price_decode(situation: Situation, worker: Standing, prompt: Quote, *, remot
     )
 
 
-def _computed_alone(situation: Situation, compute_tokens: int) -> float:
+def _computed_alone(situation: Situation, curve: Curve, compute_tokens: int) -> float:
     """How many of the last `compute_tokens` of the prompt count for this request alone."""
-    task, curve = situation.task, situation.curve
-    if curve is None:
-        return compute_tokens
+    task = situation.task
     found = situation.alone.get(compute_tokens)
     if found is not None:
         return found

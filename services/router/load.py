@@ -62,9 +62,9 @@ class Load:
         Prompts are taken to be computed in turn, and the oldest to be as far as the time since the one before it was
         done allows. One that is late is taken to need as long again as it is late.
         """
-        head = next(iter(self._prompts), None)
-        if head is None:
+        if not self._prompts:
             return self.foreign_tokens * token_s
+        head = next(iter(self._prompts))
         left_s = abs(head.prompt_tokens * token_s - (now_s - self._head_since_s))
         return (self.queued_tokens - head.prompt_tokens) * token_s + left_s
 
