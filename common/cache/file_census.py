@@ -41,11 +41,14 @@ class Census:
         self._lock = threading.Lock()
         self._num_objects = 0
         self._num_bytes = 0
+        self._claimed_objects = 0
+        self._claimed_bytes = 0
         self._credit_bytes = capacity_bytes / 64
 
     def stats(self) -> L3Stats:
         """As of the last count, plus what this process did since; takes no lock, so it never waits for a count."""
-        return L3Stats(max(0, self._num_objects), max(0, self._num_bytes), self._capacity_bytes)
+        num_objects = self._num_objects + self._claimed_objects
+        return L3Stats(max(0, num_objects), max(0, self._booked_bytes), self._capacity_bytes)
 
     def count(self) -> None:
         """Walk the folder; sweeps what crashes left. Writers go on meanwhile; what they write may count twice."""
@@ -59,39 +62,56 @@ class Census:
     def claim(self, num_bytes: int) -> bool:
         """Book room for one object, evicting if need be; returns False when that does not help.
 
-        May take as long as two walks of the folder; other writers of this process wait for it.
+        What is claimed counts beside what a walk meets, for the walk may have passed before it was written; `settle`
+        ends that. May take as long as two walks of the folder; other writers of this process wait for it.
         """
         with self._lock:
             if num_bytes > self._capacity_bytes:
                 return False
-            if num_bytes > self._credit_bytes or self._num_bytes + num_bytes > self._capacity_bytes:
+            if num_bytes > self._credit_bytes or self._booked_bytes + num_bytes > self._capacity_bytes:
                 self._count_and_evict(num_bytes)
-            if self._num_bytes + num_bytes > self._capacity_bytes:
+            if self._booked_bytes + num_bytes > self._capacity_bytes:
                 return False
-            self._book(1, num_bytes)
+            self._claim(1, num_bytes)
             self._credit_bytes -= num_bytes
             return True
 
+    def settle(self, num_bytes: int, stored: bool) -> None:
+        """An object that was claimed is in the folder now, or will not be."""
+        with self._lock:
+            self._claim(-1, -num_bytes)
+            if stored:
+                self._book(1, num_bytes)
+
     def release(self, num_bytes: int) -> None:
-        """An object that was claimed or counted is gone."""
+        """An object of the folder is gone."""
         with self._lock:
             self._book(-1, -num_bytes)
+
+    @property
+    def _booked_bytes(self) -> int:
+        return self._num_bytes + self._claimed_bytes
+
+    def _claim(self, objects: int, num_bytes: int) -> None:
+        self._claimed_objects += objects
+        self._claimed_bytes += num_bytes
 
     def _book(self, objects: int, num_bytes: int) -> None:
         self._num_objects += objects
         self._num_bytes += num_bytes
 
     def _renew_credit(self) -> None:
-        free = self._capacity_bytes - self._num_bytes
+        free = self._capacity_bytes - self._booked_bytes
         self._credit_bytes = max(free / 16, self._capacity_bytes / 64)
 
     def _count_and_evict(self, wanted_bytes: int) -> None:
         """Count anew, and remove the longest unused blocks if there is no room for `wanted_bytes`."""
         found = self._walk()
         self._num_objects, self._num_bytes = found.num_objects, found.num_bytes
-        if found.num_bytes + wanted_bytes > self._capacity_bytes:
+        if self._booked_bytes + wanted_bytes > self._capacity_bytes:
             goal = min(int(_LOW_WATER * self._capacity_bytes), self._capacity_bytes - wanted_bytes)
-            self._evict(found.num_bytes - goal, found.cut(found.num_bytes - goal))
+            excess_bytes = self._booked_bytes - goal
+            self._evict(excess_bytes, found.cut(excess_bytes))
         self._renew_credit()
 
     def _walk(self) -> _Count:

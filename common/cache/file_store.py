@@ -194,10 +194,12 @@ class FileStore:
                     return PutState.PRESENT
                 if not self._census.claim(num_bytes):
                     return PutState.NO_SPACE
-                stored = self._write_claimed(job, block, shard, name)
-            if not stored:
-                self._census.release(num_bytes)
-            elif before is not None:
+                stored = False
+                try:
+                    stored = self._write_claimed(job, block, shard, name)
+                finally:
+                    self._census.settle(num_bytes, stored)
+            if stored and before is not None:
                 self._census.release(before)
         except OSError as error:
             get_logger().warning("a block cannot be written to the L3 folder", folder=self._root, error=str(error))
@@ -214,7 +216,6 @@ class FileStore:
                 return False
             os.rename(temp, name, src_dir_fd=shard, dst_dir_fd=shard)
         except OSError:
-            self._census.release(HEADER_BYTES + block.payload.nbytes)
             if temp:
                 file_folder.remove(shard, temp)
             raise

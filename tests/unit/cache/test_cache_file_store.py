@@ -404,3 +404,11 @@ def test_the_first_count_does_not_hold_up_writers(folder: Path, monkeypatch: pyt
     monkeypatch.setattr(file_folder, "walk", walk_and_claim)
     census.count()
     assert (census.stats().objects, census.stats().bytes) == (1, 1000)
+
+
+def test_what_is_claimed_counts_before_a_walk_can_meet_it(folder: Path) -> None:
+    census = Census(str(folder), 3000)
+    assert [census.claim(1000) for _ in range(4)] == [True, True, True, False]
+    census.settle(1000, stored=False)
+    assert census.claim(1000)
+    assert (census.stats().objects, census.stats().bytes) == (3, 3000)
