@@ -18,6 +18,10 @@ from tests.support.loss import Pressed, Work, lose, router_names, wait_known
 CLIENTS = 3
 PAUSE_S = 0.5
 FLAGS = ("--prefill-workers", "2", "--decode-workers", "2", "--routers", "2", "--worker.enable-failpoints")
+PREFILL, DECODE = ("prefill-0", "prefill-1"), ("decode-0", "decode-1")
+HANDOFF, STREAM = "rpc.PrefillService.Handoff.message", "rpc.DecodeService.Generate.message"
+FEW_WORDS = "10*off;drop"
+"""Far fewer than any stream of these has, so that one which has begun hangs in the midst."""
 SCHEMA = {
     "type": "object",
     "properties": {"tags": {"type": "array", "items": {"type": "string", "maxLength": 6}, "minItems": 70}},
@@ -58,18 +62,21 @@ async def all_under_way(run: Pressed) -> None:
     await run.until_started(CLIENTS)
 
 
-def _decoders_with_blocks(known: list[WorkerStatus]) -> list[WorkerStatus]:
-    return [worker for worker in known if "decode" in worker.roles and worker.blocks_in_view]
-
-
 def test_json_is_whole_though_its_decode_worker_is_killed_and_a_router_ends(cluster: Cluster, schema: Work) -> None:
-    asyncio.run(wait_known(cluster, _decoders_with_blocks, 60.0, "a decode worker's blocks are known"))
-    old = _decoders_with_blocks(cluster.known_workers())[0]
     assert all(text.startswith("{") for text in schema.texts), "no schema was obeyed"
+    victims: list[WorkerStatus] = []
+    victim = ""
+
+    def has_credit(known: list[WorkerStatus]) -> bool:
+        victims[:] = [worker for worker in known if worker.worker_id == victim and worker.blocks_in_view]
+        return bool(victims)
 
     async def harm(run: Pressed) -> None:
-        await all_under_way(run)
-        await run.kill(old.worker_id)
+        nonlocal victim
+        victim = await run.in_use(DECODE, STREAM)
+        await run.hold(victim, STREAM, FEW_WORDS)
+        await wait_known(cluster, has_credit, 60.0, "the blocks of the worker to be killed are known")
+        run.kill_now(victim)
         run.terminate("router-1")
 
     loss = lose(cluster, schema, CLIENTS, CLIENTS, harm)
@@ -77,8 +84,8 @@ def test_json_is_whole_though_its_decode_worker_is_killed_and_a_router_ends(clus
     assert loss.num_moved > 0, "nothing was cut"
 
     def has_no_credit(known: list[WorkerStatus]) -> bool:
-        lives = [worker for worker in known if worker.worker_id == old.worker_id]
-        return bool(lives) and lives[0].incarnation != old.incarnation and not lives[0].blocks_in_view
+        lives = [worker for worker in known if worker.worker_id == victim]
+        return bool(lives) and lives[0].incarnation != victims[0].incarnation and not lives[0].blocks_in_view
 
     asyncio.run(wait_known(cluster, has_no_credit, 60.0, "the old life's blocks are forgotten"))
 
@@ -86,13 +93,13 @@ def test_json_is_whole_though_its_decode_worker_is_killed_and_a_router_ends(clus
 def test_a_frozen_decode_worker_is_left_and_its_late_words_do_no_harm(cluster: Cluster, schema: Work) -> None:
     async def freeze(run: Pressed) -> None:
         await all_under_way(run)
-        await run.until_busy("decode-0")
+        victim = await run.in_use(DECODE, STREAM)
 
         async def answered() -> None:
             while len(run.loss.replies) < CLIENTS:  # noqa: ASYNC110 - several clients add to it
                 await asyncio.sleep(0.05)
 
-        await run.freeze("decode-0", answered)
+        await run.freeze(victim, answered)
 
     lose(cluster, schema, CLIENTS, CLIENTS, freeze).check(schema)
     cluster.wait_serving()
@@ -101,8 +108,9 @@ def test_a_frozen_decode_worker_is_left_and_its_late_words_do_no_harm(cluster: C
 
 def test_prompts_are_computed_elsewhere_though_their_prefill_worker_is_killed(cluster: Cluster, plain: Work) -> None:
     async def kill(run: Pressed) -> None:
-        await run.hold_handoff("prefill-1")
-        run.kill_now("prefill-1")
+        victim = await run.in_use(PREFILL, HANDOFF)
+        await run.hold(victim, HANDOFF, "drop")
+        run.kill_now(victim)
 
     loss = lose(cluster, plain, 3 * CLIENTS, CLIENTS, kill)
     loss.check(plain)

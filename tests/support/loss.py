@@ -11,6 +11,7 @@ import itertools
 import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,6 @@ from tests.support.tier_client import TierClient
 
 START_LIMIT_S = 1200.0
 NEAR_S = 0.5
-HANDOFF = "rpc.PrefillService.Handoff.message"
 
 
 @dataclass(slots=True)
@@ -170,12 +170,25 @@ class Pressed:
             await asyncio.to_thread(_see_restarted, self.cluster, name, self.loss.ended.pop(name))
         await asyncio.to_thread(self.cluster.wait_serving)
 
-    async def hold_handoff(self, name: str) -> None:
-        """Let handoffs of a prefill worker with failpoints hang, and wait until one does."""
-        async with TierClient(self.cluster.service(name).address) as worker:
-            await worker.arm(HANDOFF, "drop")
+    async def in_use(self, names: Sequence[str], failpoint: str) -> str:
+        """The first of some workers whose failpoint is passed from now on: the others may be idle for long."""
+        async with AsyncExitStack() as stack:
+            clients = [TierClient(self.cluster.service(name).address) for name in names]
+            workers = {name: await stack.enter_async_context(one) for name, one in zip(names, clients, strict=True)}
+            before = {name: (await worker.failpoints())[failpoint][0] for name, worker in workers.items()}
             async with asyncio.timeout(START_LIMIT_S):
-                while not (await worker.failpoints())[HANDOFF][1]:  # noqa: ASYNC110 - its state
+                while True:
+                    for name, worker in workers.items():
+                        if (await worker.failpoints())[failpoint][0] > before[name]:
+                            return name
+                    await asyncio.sleep(0.01)
+
+    async def hold(self, name: str, failpoint: str, rule: str) -> None:
+        """Arm a failpoint of a worker by a rule that drops, and wait until something hangs there."""
+        async with TierClient(self.cluster.service(name).address) as worker:
+            await worker.arm(failpoint, rule)
+            async with asyncio.timeout(START_LIMIT_S):
+                while not (await worker.failpoints())[failpoint][1]:  # noqa: ASYNC110 - its state
                     await asyncio.sleep(0.01)
 
 
