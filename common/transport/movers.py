@@ -10,8 +10,12 @@ Bounds: `num_threads` jobs run, `max_waiting` wait, more are refused. Idle threa
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import queue
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from common.base.errors import Leg, Overloaded, PeerLost
@@ -32,15 +36,17 @@ class Movers:
 
     def __init__(self, name: str, num_threads: int, max_waiting: int = 1024) -> None:
         """Threads start when first needed."""
-        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix=f"pando-{name}")
+        self._threads = _Threads(f"pando-{name}", num_threads)
         self._slots = asyncio.Semaphore(num_threads)
         self._max_waiting = max_waiting
         self._num_waiting = 0
         self._running: dict[Job, asyncio.Future[None]] = {}
         self._closed = False
 
-    async def run(self, job: Job, deadline_s: float) -> None:
+    async def run(self, job: Job, deadline_s: float, begin: Callable[[], None] = lambda: None) -> None:
         """Run a job to its end, at most `deadline_s` seconds from now, waiting for a thread included.
+
+        `begin` is called on the loop when there is a thread for it, which takes a while to wake.
 
         Raises:
             Overloaded: too many jobs wait, or no thread became free in time.
@@ -50,6 +56,7 @@ class Movers:
         await self._take_slot(deadline_s)
         try:
             self._check_open()
+            begin()
             await self._run_in_thread(job, ends_at - time.monotonic())
         finally:
             self._slots.release()
@@ -70,7 +77,7 @@ class Movers:
             job.abort()
         for future in list(self._running.values()):
             await _wait_until_left(future)
-        self._executor.shutdown(wait=True)
+        self._threads.close()
 
     async def _take_slot(self, timeout_s: float) -> None:
         self._check_open()
@@ -89,7 +96,7 @@ class Movers:
             self._num_waiting -= 1
 
     async def _run_in_thread(self, job: Job, timeout_s: float) -> None:
-        future = asyncio.get_running_loop().run_in_executor(self._executor, job.run)
+        future = self._threads.start(job)
         self._running[job] = future
         try:
             await _finish(job, future, timeout_s)
@@ -99,6 +106,51 @@ class Movers:
     def _check_open(self) -> None:
         if self._closed:
             raise PeerLost("the transport is closed", reason="closed", leg=Leg.TRANSFER)
+
+
+class _Threads:
+    """Threads and their queue; half the time of a ThreadPoolExecutor, whose futures are not the loop's."""
+
+    def __init__(self, name: str, num_threads: int) -> None:
+        self._names = [f"{name}_{number}" for number in range(num_threads)]
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def start(self, job: Job) -> asyncio.Future[None]:
+        """Run a job; its end is the future's, on this loop."""
+        if not self._threads:
+            self._threads = [threading.Thread(target=self._serve, name=name, daemon=True) for name in self._names]
+            for thread in self._threads:
+                thread.start()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._queue.put(partial(_run, job, future, loop))
+        return future
+
+    def close(self) -> None:
+        """Wait for the threads to end; no job runs any more."""
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _serve(self) -> None:
+        while True:
+            work = self._queue.get()
+            if work is None:
+                return
+            work()
+            del work  # and with it the job's targets
+
+
+def _run(job: Job, future: asyncio.Future[None], loop: asyncio.AbstractEventLoop) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits
+        try:
+            job.run()
+        except Exception as error:  # noqa: BLE001 - raised where the caller waits
+            loop.call_soon_threadsafe(future.set_exception, error)
+        else:
+            loop.call_soon_threadsafe(future.set_result, None)
 
 
 async def _finish(job: Job, future: asyncio.Future[None], timeout_s: float) -> None:

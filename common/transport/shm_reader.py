@@ -21,6 +21,7 @@ from common.transport.shm_server import ATTACH, ATTACH_MAGIC, STATUS, Address
 
 _ATTACH_TIMEOUT_S = 2.0
 _MAX_ATTACHED = 256
+_LOOK = socket.MSG_DONTWAIT | socket.MSG_PEEK
 
 
 class _Attachment:
@@ -34,7 +35,7 @@ class _Attachment:
     def check_alive(self) -> None:
         """Raise PeerLost when the owner has closed the connection, or was killed."""
         try:
-            said = self._connection.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+            said = self._connection.recv(1, _LOOK)
         except BlockingIOError:
             return
         except OSError as error:

@@ -81,7 +81,8 @@ class TcpTransport:
         if not reads:
             return
         request = wire.pack_request(address.token, peer.incarnation, [read.source for read in reads])
-        await self._movers.run(ReadJob(self._pool, self._copying, address, request, reads), deadline_s)
+        job = ReadJob(self._pool, self._copying, address, request, reads)
+        await self._movers.run(job, deadline_s, job.ask_ahead)
 
     async def close_peer(self, peer: Endpoint) -> None:
         """Close the pooled connections to a peer."""

@@ -20,6 +20,8 @@ from common.transport.tcp_stream import STATUS, receive_exactly, receive_statuse
 _CONNECT_TIMEOUT_S = 2.0
 _MAX_IDLE = 64
 _MAX_IDLE_PER_PEER = 4
+_SMALL_BYTES = 4096
+"""Of a request that the buffers of a connection on which nothing is in flight take at once."""
 
 
 class ConnectionPool:
@@ -81,13 +83,18 @@ class ReadJob:
         self._connection: socket.socket | None = None
         self._aborted = False
 
+    def ask_ahead(self) -> None:
+        """Ask over a pooled connection at once, so that the owner works while a thread wakes; `run` must follow.
+
+        Called on the loop, which a small request never holds up.
+        """
+        if len(self._request) <= _SMALL_BYTES:
+            self._ask_idle()
+
     def run(self) -> None:
         """Receive and verify every extent. Raises the errors of `Transport.read`."""
         try:
-            first_status = self._ask_pooled()
-            if first_status is None:
-                first_status = self._ask(self._connect())
-            self._receive(first_status)
+            self._receive(self._ask_pooled() or self._ask_anew())
         except OSError as error:
             self._hang_up()
             raise PeerLost(f"tcp peer {self._address.host}:{self._address.port}: {error}", leg=Leg.TRANSFER) from error
@@ -109,22 +116,36 @@ class ReadJob:
 
     def _ask_pooled(self) -> bytes | None:
         """The first status over a pooled connection; None without one, or if its owner has closed it meanwhile."""
-        connection = self._pool.take(self._address)
-        if connection is None:
+        if self._connection is None:
+            self._ask_idle()
+        if self._connection is None:
             return None
         try:
-            return self._ask(connection)
+            return receive_exactly(self._connection, STATUS.size)
         except OSError:
             self._hang_up()
             if self._aborted:
                 raise
             return None
 
-    def _ask(self, connection: socket.socket) -> bytes:
-        """Send the request and await the first status."""
+    def _ask_anew(self) -> bytes:
+        """The first status over a new connection."""
+        connection = self._connect()
+        self._ask(connection)
+        return receive_exactly(connection, STATUS.size)
+
+    def _ask_idle(self) -> None:
+        """Send the request over a pooled connection, if there is one that still takes it."""
+        connection = self._pool.take(self._address)
+        if connection is not None:
+            try:
+                self._ask(connection)
+            except OSError:
+                self._hang_up()
+
+    def _ask(self, connection: socket.socket) -> None:
         self._own(connection)
         connection.sendall(self._request)
-        return receive_exactly(connection, STATUS.size)
 
     def _connect(self) -> socket.socket:
         address = (self._address.host, self._address.port)

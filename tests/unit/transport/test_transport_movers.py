@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -143,3 +144,32 @@ async def test_a_quick_job_runs_where_it_is_called_until_the_pool_closes() -> No
     with pytest.raises(PeerLost, match="closed"):
         movers.run_here(late)
     assert not late.is_done
+
+
+async def test_a_job_begins_on_the_loop_when_there_is_a_thread_for_it() -> None:
+    movers, first, begun = Movers("test", 1), Stuck(), []
+    task = asyncio.create_task(movers.run(first, 60.0, lambda: begun.append(threading.current_thread())))
+    await entered(first)
+    second = asyncio.create_task(movers.run(Quick(), 60.0, lambda: begun.append(threading.current_thread())))
+    await asyncio.sleep(0)
+    assert begun == [threading.current_thread()]
+    first.abort()
+    with pytest.raises(PeerLost):
+        await task
+    await second
+    assert begun == [threading.current_thread()] * 2
+    await movers.close()
+    with pytest.raises(PeerLost):
+        await movers.run(Quick(), 1.0, lambda: begun.append(threading.current_thread()))
+    assert len(begun) == 2
+
+
+async def test_an_idle_thread_keeps_nothing_of_its_last_job() -> None:
+    movers, job = Movers("test", 1), Quick()
+    ended = weakref.ref(job)
+    await movers.run(job, 1.0)
+    del job
+    with pytest.raises(BlockCorrupt):
+        await movers.run(Quick(BlockCorrupt("x")), 1.0)  # the one thread has left the first
+    assert ended() is None
+    await movers.close()
