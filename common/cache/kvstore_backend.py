@@ -26,6 +26,7 @@ from common.cache.kvstore_put import StorePut
 from common.cache.kvstore_staging import InPlace, Staging
 from common.cache.kvstore_view import StoreProcess, StoreView
 from common.cache.l3 import BackendLease, BlockKey, L3Stats, PutState, SealedBlock
+from common.rpc.errors import cancelled_elsewhere
 from common.rpc.registry import STORE, RegistryReader, WorkerRecord
 from common.transport.base import DRIVER_NAMES, Endpoint, Read
 from common.transport.select import TransportSet, host_id
@@ -134,14 +135,16 @@ class KvStoreBackend:
             return [PutState.ERROR] * len(blocks)
         task = asyncio.ensure_future(self._put.put(blocks, deadline_s))
         self._puts.add(task)
-        task.add_done_callback(self._puts.discard)
+        late = asyncio.get_running_loop().call_later(max(0.0, deadline_s), task.cancel)
         try:
-            await asyncio.wait({task}, timeout=max(0.0, deadline_s))
+            return await task  # cancelled with this, and at its deadline, and when the backend closes
+        except asyncio.CancelledError:
+            if not cancelled_elsewhere():
+                raise
+            return [PutState.ERROR] * len(blocks)
         finally:
-            task.cancel()
-            while not task.done():
-                await asyncio.wait({task})
-        return [PutState.ERROR] * len(blocks) if task.cancelled() else task.result()
+            late.cancel()
+            self._puts.discard(task)
 
     async def discard(self, keys: Sequence[BlockKey]) -> None:
         """See `Backend.discard`."""

@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -53,7 +54,7 @@ class Wave:
 
     Attributes:
         blocks: of one kind.
-        places: extents that they are, one a block, without checksums; empty when they have to be staged.
+        places: extents that they are, one a block, with the checksums that are known; empty: they have to be staged.
     """
 
     blocks: list[SealedBlock] = field(default_factory=list)
@@ -69,18 +70,19 @@ class InPlace:
         self.incarnation = incarnation
         self._regions = [(address_of(region.data), region, segment) for region, segment in regions]
 
-    def find(self, payload: memoryview) -> Extent | None:
-        """The extent that a payload is, without its checksum; None when it is none."""
+    def find(self, block: SealedBlock) -> Extent | None:
+        """The extent that a payload is, its checksum 0 if nobody has computed it; None when it is none."""
+        payload, length = block.payload, block.payload.nbytes
         if payload.readonly:
             return None
         address = address_of(payload)
         for base, region, segment in self._regions:
-            offset = address - base
-            if offset >= 0 and offset + payload.nbytes <= region.geometry.data_bytes:
-                index = offset // region.extent_bytes
-                if offset + payload.nbytes > (index + 1) * region.extent_bytes:
+            offset, size = address - base, region.extent_bytes
+            if 0 <= offset < region.num_extents * size:
+                index = offset // size
+                if offset + length > (index + 1) * size:
                     return None
-                return Extent(self.incarnation, segment, offset, payload.nbytes, region.generation(index), 0)
+                return Extent(self.incarnation, segment, offset, length, region.generation(index), block.checksum or 0)
         return None
 
 
@@ -117,7 +119,7 @@ class Staging:
         waves: list[Wave] = []
         num_bytes, last = 0, None
         for block in blocks:
-            place = None if self._in_place is None else self._in_place.find(block.payload)
+            place = None if self._in_place is None else self._in_place.find(block)
             kind = place is not None
             if kind is not last or num_bytes >= (_WAVE_BYTES if kind else _STAGED_WAVE_BYTES):
                 waves.append(Wave())
@@ -136,8 +138,10 @@ class Staging:
         """
         if self._in_place is None or not wave.places:
             return await self._stage(wave.blocks, deadline_s)
-        sums = await self._sums(wave.blocks)
-        extents = [_with_checksum(place, one) for place, one in zip(wave.places, sums, strict=True)]
+        extents = wave.places
+        if any(block.checksum is None for block in wave.blocks):
+            sums = await self._in_thread(lambda: [checksum(block.payload) for block in wave.blocks])
+            extents = [replace(place, checksum=one) for place, one in zip(wave.places, sums, strict=True)]
         return Offered(extents, self._in_place.transports.endpoints(), self._in_place.incarnation)
 
     def give_back(self, offered: Offered) -> None:
@@ -205,13 +209,6 @@ class Staging:
                 self._transports = transports
             return self._transports, self._arena
 
-    async def _sums(self, wave: Sequence[SealedBlock]) -> list[int]:
-        """Checksums of payloads; computed where nobody has done so."""
-        known = [block.checksum for block in wave if block.checksum is not None]
-        if len(known) == len(wave):
-            return known
-        return await self._in_thread(lambda: [checksum(block.payload) for block in wave])
-
     async def _in_thread(self, work: Callable[[], list[int]]) -> list[int]:
         """Run it in a thread, and do not leave before the thread has, not even when cancelled."""
         future = asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -219,7 +216,8 @@ class Staging:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             while not future.done():
-                await asyncio.wait({future})
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait({future})
             raise
 
 
@@ -227,7 +225,3 @@ def _copy(block: SealedBlock, page: memoryview) -> int:
     """Copy a payload outside the interpreter lock and return its checksum."""
     np.copyto(np.frombuffer(page, np.uint8), np.frombuffer(block.payload, np.uint8))
     return checksum(page) if block.checksum is None else block.checksum
-
-
-def _with_checksum(extent: Extent, value: int) -> Extent:
-    return Extent(extent.incarnation, extent.segment, extent.offset, extent.length, extent.generation, value)

@@ -99,19 +99,21 @@ class Intake:
     async def put(self, offer: Offer, deadline_s: float) -> list[Put]:
         """Take objects; returns what became of each. Cancelled, it leaves nothing staged."""
         call = _Call(offer, [Put.ERROR] * len(offer.names), self._holdings.clock() + deadline_s)
-        mine, others = self._sort(call)
+        over = asyncio.Event()
+        mine, others = self._sort(call, over)
         try:
             await self._take_all(call, mine)
         finally:
             for index in mine:
-                self._coming.pop(offer.names[index]).set()
+                del self._coming[offer.names[index]]
+            over.set()
         for index, event in others:
             await self._follow(call, index, event)
         self._count(call)
         return call.states
 
-    def _sort(self, call: _Call) -> tuple[list[int], list[tuple[int, asyncio.Event]]]:
-        """Answer what is here; returns what this call brings, and what another (or an earlier name of it) does."""
+    def _sort(self, call: _Call, over: asyncio.Event) -> tuple[list[int], list[tuple[int, asyncio.Event]]]:
+        """Answer what is here; returns what this call brings, until it is `over`, and what another, or itself, does."""
         mine: list[int] = []
         others: list[tuple[int, asyncio.Event]] = []
         for index, name in enumerate(call.offer.names):
@@ -120,7 +122,7 @@ class Intake:
             elif name in self._coming:
                 others.append((index, self._coming[name]))
             else:
-                self._coming[name] = asyncio.Event()
+                self._coming[name] = over
                 mine.append(index)
         return mine, others
 
