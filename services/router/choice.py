@@ -157,10 +157,10 @@ class Choice:
         return Task(
             hashes=job.hashes,
             num_tokens=len(job.prompt_ids) + num_output,
-            block_size=job.block_size,
+            block_size=job.kv.block_size,
             expected_output_tokens=min(left, desk.config.expected_output_tokens),
-            session_id=job.session_id,
-            block_bytes=job.block_bytes,
+            session_id=job.wish.session_id,
+            block_bytes=job.kv.block_bytes,
             known=self._hints.matches,
             landing=self._hints.landing,
         )

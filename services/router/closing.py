@@ -43,7 +43,7 @@ def detokenizer(params: SamplingParams, tokenizer: Tokenizer) -> IncrementalDeto
 
 def closing(job: Job, tokenizer: Tokenizer, token_ids: Sequence[int], text_offset: int) -> Closing | None:
     """How `token_ids` end the job, `text_offset` characters of it sent; None when there is more to generate."""
-    detok = detokenizer(job.params, tokenizer)
+    detok = detokenizer(job.wish.params, tokenizer)
     whole = detok.feed(token_ids)
     stopped = detok.stop_match is not None or _ends_with_stop_token(job, token_ids)
     if not stopped and len(token_ids) < job.max_tokens:
@@ -53,7 +53,7 @@ def closing(job: Job, tokenizer: Tokenizer, token_ids: Sequence[int], text_offse
 
 
 def _ends_with_stop_token(job: Job, token_ids: Sequence[int]) -> bool:
-    if len(token_ids) <= job.params.min_tokens:
+    if len(token_ids) <= job.wish.params.min_tokens:
         return False
     last = token_ids[-1]
-    return last in job.params.stop_token_ids or (last in job.eos_ids and not job.params.ignore_eos)
+    return last in job.wish.params.stop_token_ids or (last in job.eos_ids and not job.wish.params.ignore_eos)

@@ -97,7 +97,7 @@ def decode_request(
     job: Job, plan: Plan, *, choice: int, attempt: int, output_ids: Sequence[int], text_offset: int
 ) -> worker_pb2.DecodeServiceGenerateRequest:
     """The call to the decode worker for one attempt at one choice, which has `output_ids` so far."""
-    message = job.message
+    message = job.wish.message
     call = worker_pb2.DecodeServiceGenerateRequest(
         prefill=_worker_ref(plan.prefill) if plan.prefill else None,
         sources=[
@@ -116,10 +116,10 @@ def decode_request(
     request.sampling.seed = job.seed
     request.choice = choice
     request.attempt = attempt
-    request.priority = job.priority
-    request.cache_salt = job.cache_salt
+    request.priority = job.wish.priority
+    request.cache_salt = job.wish.cache_salt
     request.prefix_hashes = join_hashes(job.hashes)
-    request.namespace = job.namespace
+    request.namespace = job.kv.namespace
     return call
 
 

@@ -25,14 +25,14 @@ def run(desk: Desk, job: Job, ticket: Ticket, trace: RequestTrace) -> AsyncGener
     ticket.on_abort(desk.fleet.wake)
     desk.budget.request()
     hints = Hints()
-    leader = Choice(desk, job, job.first_choice, ticket=ticket, trace=trace, hints=hints)
+    leader = Choice(desk, job, job.wish.first_choice, ticket=ticket, trace=trace, hints=hints)
 
     def followers() -> list[AsyncGenerator[Frame, None]]:
         if leader.placement:
             chosen = leader.placement.plan
             hints.matches |= {worker.key: len(job.hashes) for worker in (chosen.decode, chosen.prefill) if worker}
             hints.landing |= {chosen.decode.key} if chosen.prefill else set()
-        others = range(job.first_choice + 1, job.first_choice + job.n)
+        others = range(job.wish.first_choice + 1, job.wish.first_choice + job.wish.n)
         return [Choice(desk, job, index, ticket=ticket, trace=trace, hints=hints).frames() for index in others]
 
-    return leader.frames() if job.n == 1 else merge(leader.frames(), followers, FRAMES_HELD)
+    return leader.frames() if job.wish.n == 1 else merge(leader.frames(), followers, FRAMES_HELD)

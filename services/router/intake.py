@@ -71,28 +71,16 @@ class Intake:
             raise NotReady("no worker has joined yet", reason="no_worker", leg=Leg.ROUTER)
         root = prefix_root(identity.block_size, wish.cache_salt)
         return Job(
-            message=wish.message,
+            wish=wish,
             request_id=request_id,
             prompt_ids=prompt_ids,
-            output_ids=wish.output_ids,
-            params=wish.params,
             max_tokens=budget,
-            eos_ids=self._eos_ids,
             seed=new_seed() if wish.seed is None else wish.seed,
-            n=wish.n,
-            cache_salt=wish.cache_salt,
-            priority=wish.priority,
-            return_prompt_ids=wish.return_prompt_ids,
+            eos_ids=self._eos_ids,
+            kv=identity,
             hashes=block_hashes(root, prompt_ids, identity.block_size),
-            block_size=identity.block_size,
-            block_bytes=identity.block_bytes,
-            session_id=wish.session_id,
-            namespace=identity.namespace,
             text_offset=_text_offset(wish, self._model),
             deadline_s=deadline_s,
-            first_choice=wish.first_choice,
-            tenant=wish.tenant,
-            tenant_weight=wish.tenant_weight,
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from common.sched.params import SamplingParams
 from pando.v1 import inference_pb2
+from services.router.member import Identity
 
 
 @dataclass(slots=True, frozen=True)
@@ -33,6 +34,7 @@ class Wish:
         prompt: None when the client sent none.
         output_ids: output that the client already has; generation goes on after it.
         first_choice: number of the first of `n` choices.
+        session_id: requests with the same one belong together; empty: none.
         tenant, tenant_weight: whose request it is, and its share of waiting; 0 is the usual one.
         params: `max_tokens` in it means nothing; see below.
         max_tokens: None when unset.
@@ -59,41 +61,24 @@ class Wish:
 
 @dataclass(slots=True)
 class Job:
-    """A request that was checked, tokenised and hashed; ready to plan.
+    """A wish that was checked, tokenised and hashed; ready to plan.
 
     Attributes:
-        message: the request itself; only `convert` looks into it.
-        params: `max_tokens` in it means nothing; see below.
-        max_tokens: most output tokens, `output_ids` included.
-        eos_ids: tokens that end the output unless `params.ignore_eos`.
+        max_tokens: most output tokens, those of the wish included.
+        eos_ids: tokens that end the output unless the wish ignores them.
+        kv: of the cluster's workers.
         hashes: prefix hashes of the prompt's full blocks.
-        namespace: of the KV that the cluster's workers share.
-        text_offset: characters of text that `output_ids` already gave.
+        text_offset: characters of text that the wish's output already gave.
         deadline_s: on the monotonic clock.
-        first_choice: number of the first of `n` choices.
-        session_id: requests with the same one belong together; empty: none.
-        block_bytes: KV bytes of a block.
     """
 
-    message: inference_pb2.GenerateRequest
+    wish: Wish
     request_id: str
     prompt_ids: Sequence[int]
-    output_ids: Sequence[int]
-    params: SamplingParams
     max_tokens: int
-    eos_ids: frozenset[int]
     seed: int
-    n: int
-    cache_salt: str
-    priority: int
-    return_prompt_ids: bool
+    eos_ids: frozenset[int]
+    kv: Identity
     hashes: Sequence[bytes]
-    block_size: int
-    namespace: bytes
     text_offset: int
     deadline_s: float
-    first_choice: int = 0
-    tenant: str = ""
-    tenant_weight: int = 0
-    session_id: str = ""
-    block_bytes: int = 0

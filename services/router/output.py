@@ -25,8 +25,8 @@ class Output:
     """
 
     def __init__(self, job: Job, index: int, tokenizer: Tokenizer, trace: RequestTrace) -> None:
-        self.stitch = Stitch(job.output_ids, job.text_offset)
-        self.leads = index == job.first_choice
+        self.stitch = Stitch(job.wish.output_ids, job.text_offset)
+        self.leads = index == job.wish.first_choice
         self._job = job
         self._index = index
         self._tokenizer = tokenizer
@@ -77,7 +77,7 @@ class Output:
             return
         self._prompt_sent = True
         frame.prompt.num_tokens = len(self._job.prompt_ids)
-        if self._job.return_prompt_ids:
+        if self._job.wish.return_prompt_ids:
             frame.prompt.token_ids[:] = self._job.prompt_ids
 
     def _add_usage(self, frame: Frame) -> None:

@@ -106,12 +106,12 @@ class WaitingRoom:
             PandoError: what its ticket was ended with while it waited.
         """
         claim = Claim(
-            job.tenant,
-            job.tenant_weight,
-            job.priority,
+            job.wish.tenant,
+            job.wish.tenant_weight,
+            job.wish.priority,
             self._uncached_tokens(job),
             job.deadline_s,
-            resumes=bool(job.output_ids),
+            resumes=bool(job.wish.output_ids),
         )
         now_s = self.clock()
         try:
@@ -195,15 +195,21 @@ class WaitingRoom:
             future.set_result(None)
 
     def _workers(self) -> Workers:
-        load_of, ready = self.fleet.load.of, self.fleet.roster.ready
-        able = [load_of(one.key) for one in ready if one.can_prefill] or [load_of(one.key) for one in ready]
-        num_idle = [load.num_charges for load in able].count(0)
-        return Workers(len(able), num_idle, _free_seats([load_of(one.key) for one in ready if one.can_decode]))
+        computing, decoding = [], []
+        for one in self.fleet.roster.ready:
+            load = self.fleet.load.of(one.key)
+            if one.can_prefill:
+                computing.append(load)
+            if one.can_decode:
+                decoding.append(load)
+        computing = computing or decoding
+        num_idle = [load.num_charges for load in computing].count(0)
+        return Workers(len(computing), num_idle, _free_seats(decoding))
 
     def _uncached_tokens(self, job: Job) -> int:
         """Prompt tokens that the worker with the longest match would have to compute."""
         longest = max(self.fleet.view.match(job.hashes).values(), default=0)
-        return len(job.prompt_ids) + len(job.output_ids) - longest * job.block_size
+        return len(job.prompt_ids) + len(job.wish.output_ids) - longest * job.kv.block_size
 
     def _count_refusal(self, error: PandoError) -> None:
         self.metrics.refusals.labels(error.reason).inc()
@@ -211,6 +217,9 @@ class WaitingRoom:
 
 def _free_seats(loads: Sequence[Load]) -> int | None:
     """Requests that the workers with these loads can take beside ours; None: not all have told."""
-    if not loads or not all(load.max_requests for load in loads):
-        return None
-    return sum(load.max_requests - load.num_generating for load in loads)
+    num_free = 0
+    for load in loads:
+        if not load.max_requests:
+            return None
+        num_free += load.max_requests - load.num_generating
+    return num_free if loads else None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from common.sched.params import SamplingParams
 from common.tokenizer.tokenizer import Tokenizer
-from pando.v1 import inference_pb2
+from pando.v1 import inference_pb2, types_pb2
 from services.router.closing import Closing, closing
+from services.router.convert import wish_from_pb
 from services.router.job import Job
+from services.router.member import Identity
 from tests.support.tiny_vocab import tiny_tokenizer
 
 
@@ -17,23 +18,17 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
-def job(max_tokens: int = 100, **params: object) -> Job:
+def job(max_tokens: int = 100, **sampling: object) -> Job:
+    message = inference_pb2.GenerateRequest(sampling=types_pb2.SamplingParams(**sampling))  # type: ignore[arg-type]
     return Job(
-        message=inference_pb2.GenerateRequest(),
+        wish=wish_from_pb(message),
         request_id="r",
         prompt_ids=[1],
-        output_ids=(),
-        params=SamplingParams(**params),  # type: ignore[arg-type]
         max_tokens=max_tokens,
-        eos_ids=frozenset({0}),
         seed=1,
-        n=1,
-        cache_salt="",
-        priority=0,
-        return_prompt_ids=False,
+        eos_ids=frozenset({0}),
+        kv=Identity(b"", "", 64, 16),
         hashes=(),
-        block_size=16,
-        namespace=b"",
         text_offset=0,
         deadline_s=0,
     )

@@ -8,6 +8,7 @@ from common.rpc.convert import sampling_from_pb
 from pando.v1 import inference_pb2, types_pb2, worker_pb2
 from services.router.convert import decode_request, wish_from_pb
 from services.router.job import Job
+from services.router.member import Identity
 from services.router.policy import Candidate, Plan, Source
 
 ONE, TWO = (Candidate((name, 7), f"host:{name}", True, True) for name in ("one", "two"))
@@ -18,23 +19,15 @@ UNKNOWN = b"\xf2\x3e\x01x"
 def call(
     message: inference_pb2.GenerateRequest, plan: Plan, prompt_ids: Sequence[int] = ()
 ) -> worker_pb2.WorkerRequest:
-    wish = wish_from_pb(message)
     job = Job(
-        message=message,
+        wish=wish_from_pb(message),
         request_id="r",
         prompt_ids=prompt_ids,
-        output_ids=(),
-        params=wish.params,
         max_tokens=9,
-        eos_ids=frozenset(),
         seed=11,
-        n=1,
-        cache_salt="salt",
-        priority=3,
-        return_prompt_ids=False,
+        eos_ids=frozenset(),
+        kv=Identity(b"space", "", 64, 16),
         hashes=[b"a" * 32, b"b" * 32],
-        block_size=16,
-        namespace=b"space",
         text_offset=0,
         deadline_s=0.0,
     )
@@ -60,7 +53,11 @@ def test_ids_and_parameters_go_on_as_they_came() -> None:
 
 
 def test_a_text_goes_on_as_its_tokens() -> None:
-    made = call(inference_pb2.GenerateRequest(text="hi"), Plan(ONE, None, (), 1, 1, "short_suffix"), [7, 8])
+    made = call(
+        inference_pb2.GenerateRequest(text="hi", priority=3, cache_salt="salt"),
+        Plan(ONE, None, (), 1, 1, "short_suffix"),
+        [7, 8],
+    )
     assert list(made.prompt_token_ids) == [7, 8]
     assert (made.request_id, made.choice, made.attempt, made.priority) == ("r.2.1", 2, 1, 3)
     assert (made.prefix_hashes, made.cache_salt, made.namespace) == (b"a" * 32 + b"b" * 32, "salt", b"space")
