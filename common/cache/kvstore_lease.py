@@ -18,10 +18,9 @@ from common.base.errors import BlockCorrupt, LeaseLost, PandoError, StaleIncarna
 from common.base.logging import get_logger
 from common.cache.kvstore_wire import LEASED, Lookup
 from common.cache.l3 import HEADER_BYTES, Slot, State
-from common.transport.base import Endpoint, Extent, Read
+from common.transport.base import STREAMS, Endpoint, Extent, Read
 from common.transport.checksum import checksum
 
-_NUM_PARALLEL = 4
 _MIN_SHARE_BYTES = 2 * 1024 * 1024
 _STATES = {
     Lookup.HIT: State.HIT,
@@ -249,7 +248,7 @@ def _landed(part: Part, hit: int, slot: Slot, seen: int) -> State:
 
 def _shares(part: Part, entries: Sequence[tuple[int, int, Extent]]) -> list[_Job]:
     """Jobs of about equal bytes for (place in the call, hit, extent)."""
-    goal = max(_MIN_SHARE_BYTES, -(-sum([extent.length for _, _, extent in entries]) // _NUM_PARALLEL))
+    goal = max(_MIN_SHARE_BYTES, -(-sum([extent.length for _, _, extent in entries]) // STREAMS))
     jobs: list[_Job] = []
     num_bytes = goal
     for entry in entries:

@@ -9,6 +9,7 @@ Drivers know nothing of requests, keys or leases. Liveness comes from the contro
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,6 +18,9 @@ from common.transport.region import Region
 
 DRIVER_NAMES = ("shm", "ucx", "tcp")
 """Best first."""
+
+STREAMS = min(4, len(os.sched_getaffinity(0)))
+"""Reads of one batch from one peer that are worth running at a time: each keeps a thread busy on either side."""
 
 TOO_LARGE = "extent_too_large"
 """Reason of an Unsupported that speaks of the extents of one read, not of the peer."""

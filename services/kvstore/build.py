@@ -13,6 +13,7 @@ from common.cache.kvstore_view import StoreView
 from common.cache.kvstore_wire import name_of
 from common.cache.l3 import BlockKey
 from common.rpc.registry import STORE, RegistryLock, RegistryReader
+from common.transport.base import STREAMS
 from common.transport.select import TransportSet
 from services.kvstore.catalog import Catalog
 from services.kvstore.config import KvStoreConfig
@@ -87,7 +88,7 @@ def make_node(
         arena=arena, objects=objects, leases=leases, log=shell, metrics=tools.metrics, clock=tools.clock
     )
     holdings.settle()
-    pulling = Pulling(config.pull_streams, tools.timeouts.transfer_s, config.put_wait_s)
+    pulling = Pulling(config.pull_streams or STREAMS, tools.timeouts.transfer_s, config.put_wait_s)
     return NodeParts(
         holdings,
         Node(holdings),

@@ -32,7 +32,7 @@ class KvStoreConfig(Section):
     max_lease_ttl_s: float = Field(10.0, gt=0, le=600, description="longest life of a lease between renewals")
     max_leases: int = Field(65_536, ge=1, description="most leases at a time")
     put_wait_s: float = Field(0.5, ge=0, description="seconds a put waits for room that others will free")
-    pull_streams: int = Field(4, ge=1, le=16, description="parallel reads of one put")
+    pull_streams: int = Field(0, ge=0, le=16, description="parallel reads of one put; 0: one a CPU, at most 4")
     transport: str = Field("shm,ucx,tcp", description="transports in order of preference, comma list")
     lock_ttl_s: float = Field(2.0, gt=0.5, description="life of the leader's lock in the registry")
     max_replicas: int = Field(2, ge=1, le=8, description="most copies of an object that is asked for often; 1: never")

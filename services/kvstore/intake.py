@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from common.base.errors import BlockCorrupt, LeaseLost, PandoError
 from common.base.logging import get_logger
 from common.cache.kvstore_wire import Put, split_payloads
-from common.transport.base import Endpoint, Extent, Read
+from common.transport.base import STREAMS, Endpoint, Extent, Read
 from common.transport.checksum import checksum
 from common.transport.select import TransportSet
 from services.kvstore.holdings import Holdings
@@ -64,7 +64,7 @@ class Pulling:
         wait_s: longest that a put waits for room that others will free.
     """
 
-    num_parallel: int = 4
+    num_parallel: int = STREAMS
     transfer_s: float = 3.0
     wait_s: float = 0.5
 
