@@ -54,9 +54,8 @@ class Sealer:
         """Blocks as a store takes them, under their stored keys; None when time is up."""
         headers = [b""] * len(blocks)
 
-        def make(job: Job, number: int) -> None:
-            header = make_header(*blocks[number], self._tagger)
-            job.commit(lambda: headers.__setitem__(number, header))
+        def make(_: Job, number: int) -> None:  # what comes late, nobody looks at
+            headers[number] = make_header(*blocks[number], self._tagger)
 
         if sum([payload.nbytes for _, payload in blocks]) <= self._at_once_bytes:
             headers = [make_header(key, payload, self._tagger) for key, payload in blocks]
