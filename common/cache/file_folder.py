@@ -141,16 +141,17 @@ def read_exactly(fd: int, target: memoryview) -> bool:
 def touch(file: int | str, after_s: float, shard: int | None = None) -> None:
     """Mark a file as used now, unless it was within the last `after_s` seconds.
 
-    A mark that may not be set (another user's file, a read-only mount) costs eviction some accuracy, nothing else.
+    One that cannot be set (another user's file, a read-only mount, a block that has just gone) costs eviction some
+    accuracy, nothing else.
 
     Args:
         file: an open descriptor, or a name in the open folder `shard`.
         after_s: seconds; keeps readers from writing to the medium all the time.
         shard: folder of a name.
     """
-    used_s = (os.fstat(file) if isinstance(file, int) else os.stat(file, dir_fd=shard, follow_symlinks=False)).st_mtime
-    if time.time() - used_s >= after_s:
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):
+        seen = os.fstat(file) if isinstance(file, int) else os.stat(file, dir_fd=shard, follow_symlinks=False)
+        if time.time() - seen.st_mtime >= after_s:
             os.utime(file) if isinstance(file, int) else os.utime(file, dir_fd=shard, follow_symlinks=False)
 
 
