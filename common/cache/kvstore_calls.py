@@ -42,7 +42,6 @@ class StoreCalls:
         self._channels = ChannelPool(timeouts)
         self._view = view
         self._clock = clock
-        self._stubs: dict[str, kvstore_pb2_grpc.KvStoreServiceStub] = {}
         self._lines = StoreLines(timeouts, self._stats, clock)
         self._leases: dict[str, list[int]] = {}
         self._releasing: set[asyncio.Task[None]] = set()
@@ -51,10 +50,7 @@ class StoreCalls:
 
     def stub(self, address: str) -> kvstore_pb2_grpc.KvStoreServiceStub:
         """For `run`."""
-        stub = self._stubs.get(address)
-        if stub is None:
-            stub = self._stubs[address] = kvstore_pb2_grpc.KvStoreServiceStub(self._channels.get(address))
-        return stub
+        return self._channels.stub(kvstore_pb2_grpc.KvStoreServiceStub, address)
 
     async def run(self, address: str, call: Callable[[float], Awaitable[_T]], deadline_s: float) -> _T:
         """Await `call(timeout)`, a call of the address's stub.
@@ -107,7 +103,6 @@ class StoreCalls:
 
     async def forget(self, address: str) -> None:
         """Close the channel to a process that is no longer listed."""
-        self._stubs.pop(address, None)
         self._leases.pop(address, None)
         self._lines.forget(address)
         await self._channels.forget(address)

@@ -92,7 +92,7 @@ class HandoffReceiver:
         Raises:
             PandoError: with leg prefill or transfer. `handoff.first` tells whether the first token is known.
         """
-        call = worker_pb2_grpc.PrefillServiceStub(self._channels.get(address)).Handoff(timeout=handoff.timeout_s)
+        call = self._channels.stub(worker_pb2_grpc.PrefillServiceStub, address).Handoff(timeout=handoff.timeout_s)
         reading = asyncio.create_task(self._read_blocks(handoff, on_landed))
         try:
             with calling(Leg.PREFILL, "the prefill worker cut the handoff off"):

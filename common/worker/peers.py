@@ -182,7 +182,7 @@ class PeerPrefixes:
     async def _borrow(self, source: Source, hashes: Sequence[bytes], first_block: int) -> AsyncIterator[Loan]:
         """Blocks `first_block ...` of the path `hashes`, as far as the source has them, lent inside the `with`."""
         assert all(len(h) == HASH_BYTES for h in hashes), "a prefix hash of a wrong length"
-        stub = worker_pb2_grpc.WorkerServiceStub(self._channels.get(source.address))
+        stub = self._channels.stub(worker_pb2_grpc.WorkerServiceStub, source.address)
         call = stub.Lend(timeout=self._timeouts.transfer_s)
         try:
             with calling(Leg.TRANSFER, "the peer cut the loan off"):

@@ -76,7 +76,7 @@ class WorkerRpc:
         # Only a router that was told to act holds the operators' service.
         from pando.v1 import admin_pb2, admin_pb2_grpc  # noqa: PLC0415
 
-        stub = admin_pb2_grpc.AdminServiceStub(self._channels.get(address))
+        stub = self._channels.stub(admin_pb2_grpc.AdminServiceStub, address)
         metadata = ((AUTHORIZATION, f"Bearer {token}"),) if token else ()
         with calling(Leg.NONE, _EJECTED):
             await stub.SetRole(admin_pb2.SetRoleRequest(roles=[role]), timeout=self._handshake_s, metadata=metadata)
