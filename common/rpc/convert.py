@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -45,17 +44,6 @@ _TO_PLAIN: Mapping[str, Callable[[Any], Any]] = {
     "grammar": grammar_from_pb,
 }
 """What is no number in `types_pb2.SamplingParams`."""
-
-
-def grammar_to_pb(spec: GrammarSpec | None) -> types_pb2.Grammar | None:
-    """The inverse of `grammar_from_pb`."""
-    if spec is None:
-        return None
-    if spec.kind is GrammarKind.CHOICES:
-        return types_pb2.Grammar(choices=types_pb2.Grammar.Choices(values=json.loads(spec.text)))
-    message = types_pb2.Grammar()
-    setattr(message, spec.kind, spec.text)
-    return message
 
 
 def logprob_to_pb(logprobs: TokenLogprobs, token_bytes: TokenBytes) -> types_pb2.TokenLogprob:

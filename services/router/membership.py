@@ -126,7 +126,6 @@ class Membership:
 
     Attributes:
         identity: of the KV that all members share; None without members.
-        max_model_len: the context that every member can serve; None without members.
     """
 
     def __init__(self, engine_stall_s: float) -> None:
@@ -136,12 +135,16 @@ class Membership:
         self._asked: dict[str, WorkerKey] = {}
         self._refused: set[WorkerKey] = set()
         self.identity: Identity | None = None
-        self.max_model_len: int | None = None
 
     @property
     def members(self) -> Iterable[Member]:
         """All members, whatever their state."""
         return self._members.values()
+
+    @property
+    def max_model_len(self) -> int | None:
+        """The context that every member can serve; None without members."""
+        return min((member.info.max_model_len for member in self._members.values()), default=None)
 
     @property
     def is_serving(self) -> bool:
@@ -223,7 +226,6 @@ class Membership:
         if record.worker_id not in self._members:
             member = Member(record, info, draining=record.draining)
             self._members[record.worker_id] = member
-            self._members_changed()
             actions.append(Join(member))
         return actions
 
@@ -258,11 +260,7 @@ class Membership:
 
     def _eject(self, member: Member, cause: str) -> Action:
         del self._members[member.record.worker_id]
-        self._members_changed()
         if not self._members:
             self.identity = None
             self._refused.clear()
         return Eject(member, cause)
-
-    def _members_changed(self) -> None:
-        self.max_model_len = min((member.info.max_model_len for member in self._members.values()), default=None)
